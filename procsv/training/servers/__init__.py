@@ -1,1 +1,1 @@
-"""Parameter servers: their part of the chief's captures, in their own processes."""
+"""Capture a parameter server's variables for the chief, in the server's own process."""

@@ -1,7 +1,8 @@
-"""Captures of a server's variables for a chief on another machine: copied into memory of this process, and sent when the chief asks.
+"""Keep captures of a server's variables in memory, and send them to a chief on another machine.
 
-Used by kept_views.py.  The memory goes with the process, and nobody finds half of a capture: the chief has it come into its own slot,
-and looks at each tensor's hash there.  Until the first such capture nothing listens.
+kept_views.py uses this. The memory goes with the process, and half of a capture is never found: the
+chief fetches it into its own slot, and checks each tensor's hash there. Nothing listens before the
+first such capture.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import told_state_port
 
 _DECODER = msgspec.msgpack.Decoder(StateOffer)
-SPARE_MAX = 2  # buffers that are kept for the captures to come: the first touch of new memory is slow
+SPARE_MAX = 2  # buffers kept for later captures, because the first touch of new memory is slow
 
 
 def begins(sizes: Sequence[int]) -> list[int]:
-    """Where each tensor of a capture begins, in bytes: one behind the other.  The same on both machines."""
+    """Return where each tensor of a capture begins, in bytes, one after the other.
+
+    Both machines compute the same.
+    """
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
 def as_numbers(offer: StateOffer) -> Any:
-    """`offer` as int64s, for an op that gives only such."""
+    """Encode `offer` as int64s, for an op that returns only such."""
     data = encode_msgpack(offer)
     padded = data + bytes(-len(data) % 8)
     return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
 
 
 def from_numbers(numbers: Any) -> StateOffer:
-    """ValueError if it is none."""
+    """Decode an offer. Raise ValueError if it is none."""
     try:
         return decode_msgpack(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], _DECODER)
     except msgspec.DecodeError as error:
@@ -46,7 +50,7 @@ def from_numbers(numbers: Any) -> StateOffer:
 
 
 def make_sender() -> Sender:
-    """At the port that is let through, or at any, if another process of this machine has that."""
+    """Make a sender at the open port, or at any port if another process here has that one."""
     try:
         return Sender(told_state_port(), SystemClock())
     except UserError:
@@ -54,7 +58,7 @@ def make_sender() -> Sender:
 
 
 class FarCaptures:
-    """The memory of all captures of this process, and what sends it."""
+    """The memory of all captures of this process, and the sender."""
 
     def __init__(self, make_sender: Callable[[], Sender] = make_sender) -> None:
         self._make_sender = make_sender
@@ -63,13 +67,16 @@ class FarCaptures:
         self._spare: list[Any] = []
 
     def memory(self, size: int) -> Any:
-        """So many bytes, whatever is in them."""
+        """Return `size` bytes of memory with any content."""
         with self._lock:
             fit = [number for number, buffer in enumerate(self._spare) if buffer.nbytes == size]
             return self._spare.pop(fit[0]) if fit else np.empty(size, np.uint8)
 
     def offer(self, memory: Any, number: int) -> StateOffer:
-        """Has `memory` sent to who asks; nobody writes to it meanwhile.  UserError, PeerError or OSError if it cannot be."""
+        """Have `memory` sent on request. Nothing writes to it in the meantime.
+
+        Raise UserError, PeerError or OSError if it cannot be sent.
+        """
         if self._sender is None:
             self._sender = self._make_sender()
         return self._sender.offer_source(_Buffer(memory, self._take_back), memory.nbytes, number, 0)
@@ -80,7 +87,7 @@ class FarCaptures:
 
 
 class _Buffer:
-    """A capture, as the sender reads it."""
+    """A capture as the sender reads it."""
 
     def __init__(self, memory: Any, closed: Callable[[Any], None]) -> None:
         self._memory, self._closed = memory, closed

@@ -1,13 +1,17 @@
-"""A server's own variables, captured in its process and copied into the chief's slot.
+"""Capture a server's own variables in its process, and copy them into the chief's slot.
 
-Runs in a parameter server of a launch with several tasks.  The chief's graph has ops on that server which call `capture_views` and `copy`
-(process/distribution.py makes them known there, graph/server_capture.py adds them), so a capture needs no session of the server's own and
-no tensor travels.  `capture_views` keeps views of what an update leaves alone, as the chief's own capture does, and copies the rest at once.
-`copy` copies the next piece; the chief calls it until nothing is left.  Each call is short: it has one of the threads that apply
-updates.  Where the chief's slot is on another machine, it is copied into memory of this one, and fetched from there.
+This runs in a parameter server of a launch with several tasks. The chief's graph has ops on that
+server that call `capture_views` and `copy`. graph/server_capture.py adds the ops, and
+process/distribution.py registers the functions on the server. So a capture needs no session of the
+server's own, and no tensor travels. `capture_views` keeps views that no update changes, as the
+chief's own capture does, and copies the rest at once. `copy` copies the next piece, and the chief
+calls it until nothing is left. Each call is short, because it occupies one of the threads that
+apply updates. If the chief's slot is on another machine, the capture is copied into memory of this
+one and fetched from there.
 
-The slot is the chief's, who begins and publishes it.  Chief or server killed anywhere in between: the slot stays WRITING, and
-nobody reads it.  The views that a chief has left go with the first `capture_views` of its successor.
+The slot belongs to the chief, which begins and publishes it. If chief or server is killed in
+between, the slot stays WRITING, and nobody reads it. The next chief's first `capture_views` drops
+the views that the last chief left.
 """
 
 from __future__ import annotations
@@ -28,21 +32,21 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.training.servers.far_captures import FarCaptures, as_numbers, begins
 from procsv.training.snapshots.slot_fill import flat_bytes
 
-TAKE, COPY = "procsv.take", "procsv.copy"  # by which the ops find the functions below
-PIECE_BYTES = 16 << 20  # of one `copy`: a few milliseconds
-CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
+TAKE, COPY = "procsv.take", "procsv.copy"  # the names by which the ops find the functions below
+PIECE_BYTES = 16 << 20  # for one `copy`: a few milliseconds
+CHUNK_BYTES = 1 << 20  # copied, then hashed, so that the hash reads it from the cache
 NO_STEP = -1
 
 declare("server.copy")
 
 
 class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
-    """What the chief orders: a capture into the slot file of that path.  No path: nothing is kept (to warm up)."""
+    """The chief's order for a capture into the slot file at `path`. No path: only warm up."""
 
-    owner: str  # a session of the chief's; what an earlier one has ordered is dropped
+    owner: str  # a session of the chief; orders of an earlier one are dropped
     number: int  # of the capture; rises
     path: str = ""
-    device: int = 0  # with `inode`: which file lies there
+    device: int = 0  # device and inode identify the file
     inode: int = 0
     is_far: bool = False  # the slot is on another machine, which fetches the capture
 
@@ -55,11 +59,14 @@ class TensorPlace(msgspec.Struct, frozen=True):
 
     offset: int  # bytes from the start of the slot's file
     size: int  # bytes
-    is_held: bool  # a view of it stays as it is while training goes on
+    is_held: bool  # whether a view of it stays unchanged while training goes on
 
 
 class CaptureRefused(ValueError):
-    """This server cannot fill that slot.  The text says why; TensorFlow hands it to the chief as an InvalidArgumentError."""
+    """This server cannot fill that slot. The message says why.
+
+    TensorFlow passes it to the chief as an InvalidArgumentError.
+    """
 
 
 class _Taken:
@@ -67,10 +74,10 @@ class _Taken:
 
     def __init__(self, memory: Any, places: list[TensorPlace], views: list[Any], *, is_far: bool = False) -> None:
         self.hashes: list[int] = []
-        self.offer: Any = None  # how it is fetched, in numbers, where that is how it comes into the slot
+        self.offer: Any = None  # how to fetch it, in numbers, if it is fetched into the slot
         self._is_far = is_far
         self._memory, self._places, self._views = memory, places, views
-        self._done = 0  # bytes of the tensor under way
+        self._done = 0  # bytes of the current tensor
         self._hasher = xxhash.xxh3_64()
         self.left = sum(place.size for place in places)
         for number, place in enumerate(places):
@@ -83,7 +90,7 @@ class _Taken:
         return len(self.hashes) == len(self._places)
 
     def copy(self, budget: int) -> None:
-        """Copies and hashes about `budget` bytes more; each view is dropped when it is copied."""
+        """Copy and hash about `budget` more bytes. Drop each view once it is copied."""
         while not self.is_whole and budget > 0:
             place = self._places[len(self.hashes)]
             size = min(CHUNK_BYTES, place.size - self._done)
@@ -103,7 +110,7 @@ class _Taken:
             self._memory = None
 
     def offer_by(self, far: FarCaptures, number: int) -> None:
-        """Has it sent, once it is whole.  CaptureRefused if nobody can send it."""
+        """Offer a whole capture to another machine. Raise CaptureRefused if it cannot be sent."""
         if self._is_far and self.is_whole and self.offer is None:
             try:
                 self.offer = as_numbers(far.offer(self._memory, number))
@@ -113,24 +120,26 @@ class _Taken:
 
 
 class KeptViews:
-    """All captures under way in this process.  Called by TensorFlow's threads, one at a time beyond the lock.
+    """All current captures of this process.
 
-    The lock is also what keeps a piece that a stopped process was copying from being written behind the capture after it.
+    TensorFlow's threads call this, and the lock admits one at a time. A stopped process may have
+    been copying a piece. The lock also keeps that piece from being written after the next capture.
     """
 
     def __init__(self, shm_dir: Path) -> None:
-        """`shm_dir`: where the slots of the run lie; nothing is written anywhere else."""
+        """Only slots in `shm_dir`, where the run has them, are written to."""
         self._dir = shm_dir
         self._lock = threading.Lock()
         self._owner = ""
         self._taken: dict[int, _Taken] = {}
-        self._maps: dict[str, tuple[tuple[int, int], Any]] = {}  # by path: which file, and its memory
+        self._maps: dict[str, tuple[tuple[int, int], Any]] = {}  # by path: the identity of the file, and its memory
         self._far = FarCaptures()
 
     def capture_views(self, order: Any, places: Any, step_at: Any, *views: Any) -> Any:
-        """Captures `views` as `order` says; the value of view `step_at`, or NO_STEP where that is negative.
+        """Capture `views` as `order` says.
 
-        `places`: an int64 array with a row of offset, size and is_held for each view.
+        Return the value of view `step_at`, or NO_STEP if that is negative. `places` is an int64
+        array with a row of offset, size and is_held for each view.
         """
         said = _order_of(order)
         listed = [TensorPlace(int(offset), int(size), bool(is_held)) for offset, size, is_held in np.asarray(places)]
@@ -152,11 +161,11 @@ class KeptViews:
         return np.int64(NO_STEP if at < 0 else int(views[at].reshape(())))
 
     def copy(self, order: Any) -> Any:
-        """Copies a piece of that capture: int64s, the bytes that are left and, if none are, the hash of each view (as uint64).
+        """Copy a piece of a capture.
 
-        Behind those, how it is fetched, if the slot is on another machine (far_captures.py).
-
-        Captures before it are dropped: the chief has given them up.
+        Captures before it are dropped, because the chief has given them up. Return int64s: the
+        number of bytes left and, if none are, the hash of each view (as uint64). If the slot is on
+        another machine, the last numbers say how to fetch the capture (far_captures.py).
         """
         failpoint("server.copy")
         said = _order_of(order)
@@ -172,7 +181,10 @@ class KeptViews:
             return np.concatenate(answer if taken.offer is None else [*answer, taken.offer])
 
     def _map(self, order: CaptureOrder) -> Any:
-        """The memory of the slot that `order` names, as bytes; CaptureRefused if it is not one of this run's, on this machine."""
+        """Map the slot that `order` names, as bytes.
+
+        Raise CaptureRefused if it is not a slot of this run on this machine.
+        """
         which = (order.device, order.inode)
         if order.path in self._maps:
             return self._maps[order.path][1]
@@ -193,7 +205,7 @@ class KeptViews:
         return memory
 
     def _forget_removed(self) -> None:
-        """Lets go of the memory of slots that were unlinked since."""
+        """Release the memory of slots that were unlinked since."""
         for path, (which, _) in list(self._maps.items()):
             try:
                 is_there = _identity(Path(path).stat()) == which
@@ -208,5 +220,5 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 
 def _order_of(data: Any) -> CaptureOrder:
-    """`data`: a scalar string, as TensorFlow hands it to Python."""
+    """Decode an order from a scalar string, as TensorFlow passes it to Python."""
     return decode_msgpack(np.asarray(data, object).item(), _DECODER)
