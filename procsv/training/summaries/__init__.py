@@ -1,1 +1,1 @@
-"""Summaries of a graph program, on their way to the summary service."""
+"""Send the summaries of a graph program to the summary service."""

@@ -1,6 +1,7 @@
-"""Walks over a graph: the elements of a run, and the ops that it needs.
+"""Walk over a graph: the elements that a run fetches, and the ops that it needs.
 
-Used to read what a Saver does, to compute summaries with a step, and to find side effects.  It runs nothing.
+This is used to read what a Saver does, to compute summaries with a step, and to find side effects.
+It runs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Op types that only read the resource that is their first input.
+# Op types that only read their first input, a resource.
 RESOURCE_READS = frozenset(
     {
         "DisableCopyOnRead",
@@ -31,7 +32,10 @@ REF_VARIABLES = frozenset({"Variable", "VariableV2"})
 
 
 def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[Any], frozenset[str]] | None:
-    """The tensors and ops that a run fetches, and the names of what it feeds; None if only TensorFlow can tell."""
+    """Return the tensors and ops that a run fetches, and the names of what it feeds.
+
+    Return None if only TensorFlow can tell.
+    """
     try:
         wanted = [graph.as_graph_element(fetch) for fetch in tf.nest.flatten(fetches, expand_composites=True)]
         return wanted, frozenset(graph.as_graph_element(tensor).name for tensor in feed_dict or ())
@@ -42,7 +46,7 @@ def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[A
 def needed_ops(
     elements: Iterable[Any], fed: Collection[str] = frozenset(), done: Collection[Any] = frozenset()
 ) -> set[Any]:
-    """All ops that must run for `elements`, given the names of what is fed, and the ops that have run already."""
+    """Return all ops that must run for `elements`, except ops in `done` and what `fed` replaces."""
     start = (e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed)
     return closure(
         (op for op in start if op not in done),
@@ -51,12 +55,12 @@ def needed_ops(
 
 
 def sources_of(op: Any, fed: Collection[str] = frozenset()) -> list[Any]:
-    """The ops that run right before `op`, given the names of what is fed."""
+    """Return the ops that run right before `op`, given the names of what is fed."""
     return [*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs]
 
 
 def closure(start: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> set[Any]:
-    """`start`, and all that `follow` gives for any of it, however far."""
+    """Return `start`, and everything that repeated calls of `follow` reach from it."""
     found = set(start)
     to_see = list(found)
     while to_see:

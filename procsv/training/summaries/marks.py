@@ -1,11 +1,14 @@
-"""Mark in the program's own event files where each attempt begins, and say there why the attempts before it ended.
+"""Mark in the program's event files where each attempt begins, and why earlier ones ended.
 
-An attempt has one point of `procsv/attempt`, at the step from which it resumes, and in `procsv/ends` the ends that no event file
-tells yet.  A resumed training voids what was recorded from its step on: a graph session by its START record, an eager program or a
-fit because its files are cut back with the state.  Marks at these steps go, too, and the next attempt repeats what their text said.
+An attempt records a point of `procsv/attempt` at the step from which it resumes, and in
+`procsv/ends` every end that no event file has yet. A resumed training voids what was recorded from
+its step on: a graph session does so with its START record, and an eager program or a fit because
+its files are cut back with the state. Marks at these steps are voided, too, and the next attempt
+repeats their text.
 
-Used by the controllers of graph sessions and by what follows the files of tf.summary writers.  Without `procsv launch` no attempt
-follows another, and the files are as TensorFlow alone writes them.
+The controllers of graph sessions use this, and so does the code that follows the files of
+tf.summary writers. Without `procsv launch`, no attempt follows another, and the files are as
+TensorFlow alone writes them.
 """
 
 from __future__ import annotations
@@ -33,20 +36,20 @@ MEANING = {
     SNAPSHOT_INTERVAL: "Seconds between two snapshots of the state in memory.",
     SNAPSHOT_STALL: "Milliseconds for which training waits for a snapshot.",
 }
-ENDS_MAX = 50  # that one text has: the newest
+ENDS_MAX = 50  # the newest ones, in one text
 
-_marked = WeakSet[Runtime]()  # whose attempt stands in an event file of a tf.summary writer
+_marked = WeakSet[Runtime]()  # their attempt is in an event file of a tf.summary writer
 
 
 def make_scalar(tag: str, value: float) -> Any:
-    """A Summary.Value with the description of its tag."""
+    """Return a Summary.Value with the description of its tag."""
     return tf1.Summary.Value(
         tag=tag, simple_value=value, metadata=tf1.SummaryMetadata(summary_description=MEANING[tag])
     )
 
 
 def mark_attempt(runtime: Runtime, first_step: int) -> Any:
-    """The Summary that marks an attempt which trains from `first_step` on; None if none belongs there."""
+    """Return the Summary that marks an attempt from `first_step` on; None if none is due."""
     start = runtime.connection.start
     if runtime.observer is not None or not start.is_chief:
         return None
@@ -57,14 +60,18 @@ def mark_attempt(runtime: Runtime, first_step: int) -> Any:
         metadata = tf1.SummaryMetadata(
             summary_description=MEANING[ENDS], plugin_data=tf1.SummaryMetadata.PluginData(plugin_name="text")
         )
-        text = tf.make_tensor_proto("  \n".join(ends[-ENDS_MAX:]))  # a new line, in Markdown
+        text = tf.make_tensor_proto("  \n".join(ends[-ENDS_MAX:]))  # a line break in Markdown
         values.append(tf1.Summary.Value(tag=ENDS, tensor=text, metadata=metadata))
     return tf1.Summary(value=values)
 
 
 def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
-    """The ends of earlier attempts that no event file has, or has at a step which is void for a training from `first_step` on."""
-    ends = list[tuple[float, str]]()  # each with the step at which an attempt has told it
+    """Return the ends of earlier attempts that have to be recorded.
+
+    No event file has them, or one has them at a step that is void for a training from `first_step`
+    on.
+    """
+    ends = list[tuple[float, str]]()  # each with the step at which an attempt has recorded it
     for line in lines:
         if line.role != role:
             continue
@@ -78,9 +85,10 @@ def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
 
 
 def mark_once(runtime: Runtime, writer: Any) -> None:
-    """Has a tf.summary writer record the attempt, once it has trained a step, as part of the state that is captured now.
+    """Have a tf.summary writer record the attempt, as part of the state that is being captured.
 
-    Before that the state is the one from which the attempt began, and belongs to the attempt before it.
+    This waits for the attempt's first step. Before it, the state is the one from which the attempt
+    began, and belongs to the attempt before it.
     """
     training: Any = runtime.training  # a TrainingRun
     if runtime in _marked or training is None or training.read_step() <= training.first_step:
@@ -88,7 +96,7 @@ def mark_once(runtime: Runtime, writer: Any) -> None:
     _marked.add(runtime)
     first_step = max(training.first_step, 0)
     mark = mark_attempt(runtime, first_step)
-    # The program may have closed its writer: it has no file then.
+    # The program may have closed its writer, which then has no file.
     with contextlib.suppress(RuntimeError, tf.errors.OpError):
         if mark is not None:
             with writer.as_default(), tf.summary.record_if(True):

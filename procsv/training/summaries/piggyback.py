@@ -1,9 +1,10 @@
-"""Summaries computed from a step of the program, so that they consume nothing.
+"""Compute summaries from a step of the program, so that they consume nothing.
 
-Called by the session on the training thread while a summary is due.  A summary op that is run by itself takes a batch that no
-step is trained on, and draws random numbers, which shifts all later ones.  So its inputs of that kind are fetched with a
-training step, and the rest is computed from them right after it, by a run of its own: a summary that cannot be computed (NaN
-in a histogram) fails alone, and no step is lost for it.
+The session calls this on the training thread when a summary is due. A summary op that runs by
+itself takes a batch that no step is trained on, and draws random numbers, which shifts all later
+ones. So inputs of that kind are fetched with a training step. A second run right after the step
+computes the rest from them. A summary that cannot be computed (NaN in a histogram) then fails
+alone, and no step is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from procsv.training.summaries.graph_walk import (
 
 tf1 = tf.compat.v1
 
-# Stateful ops that change nothing when they run once more: reads, handles, sizes of queues.
+# Stateful ops that change nothing when they run once more, such as reads, handles and sizes of queues.
 _HARMLESS = (
     RESOURCE_READS
     | REF_VARIABLES
@@ -52,18 +53,18 @@ _HARMLESS = (
 
 
 class Split(msgspec.Struct, frozen=True):
-    """A computation in two parts: what the program's run fetches, and what is fed to the run after it."""
+    """A computation in two parts: what the program's run fetches, and what a second run is fed."""
 
-    along: tuple[Any, ...]  # tensors; or the op itself, without a second run
-    feeds: frozenset[str]  # names of tensors that the program feeds and the second run needs, too
+    along: tuple[Any, ...]  # tensors, or the op itself if there is no second run
+    feeds: frozenset[str]  # names of fed tensors that the second run needs, too
     is_whole: bool
 
 
 class PiggybackFetch:
-    """The ways to compute one op: alone, or with a run of the program's."""
+    """The ways to compute one op: alone, or with a run of the program."""
 
     def __init__(self, op: Any, graph: Any) -> None:
-        """`op`: the op or tensor to compute now and then."""
+        """Prepare for `op`, the op or tensor to compute from time to time."""
         self._graph = graph
         self._op = graph.as_graph_element(op)
         self._known: dict[tuple[frozenset[str], frozenset[str]], Split | None] = {}
@@ -72,7 +73,10 @@ class PiggybackFetch:
         self.is_harmless_alone = not needs  # running it by itself consumes nothing
 
     def split(self, fetches: Any, feed_dict: Any) -> Split | None:
-        """The split by which a run of `fetches` computes the op; None if that would consume more than the run does."""
+        """Return the split with which a run of `fetches` computes the op.
+
+        Return None if that would consume more than the run does.
+        """
         known = elements_of(self._graph, fetches, feed_dict)
         if known is None:
             return None
@@ -83,21 +87,27 @@ class PiggybackFetch:
         return self._known[key]
 
     def compute(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> Any:
-        """The op, by a second run that is fed with what the first has `taken` along, and with what that was fed."""
+        """Compute the op in a second run.
+
+        It is fed with what the first run has `taken` along, and with what the first run was fed.
+        """
         fed = {t: v for t, v in (feed_dict or {}).items() if self._graph.as_graph_element(t).name in split.feeds}
         return run(self._op, {**fed, **dict(zip(split.along, taken, strict=True))})
 
     def _find_split(self, wanted: list[Any], fed: frozenset[str]) -> Split | None:
         runs_anyway = needed_ops(wanted, fed)
         if not any(_has_effect(op) for op in runs_anyway):
-            return None  # no training step: it only reads
+            return None  # no training step: the run only reads
         needed = needed_ops([self._op], fed)
         if any(_has_effect(op) for op in needed - runs_anyway):
             return None
         return self._cut(self._needed_along(needed, runs_anyway, fed), fed)
 
     def _needed_along(self, needed: set[Any], runs_anyway: set[Any], fed: frozenset[str]) -> set[Any]:
-        """The needed ops that must be in the program's run: those with an effect, and what cannot be cut from them."""
+        """Return the needed ops that must be in the program's run.
+
+        These are the ops with an effect, and what cannot be cut from them.
+        """
         users: dict[Any, list[Any]] = {op: [] for op in needed}
         for op in needed:
             for source in set(sources_of(op, fed)):
@@ -106,13 +116,13 @@ class PiggybackFetch:
         return closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
 
     def _can_cut(self, source: Any, user: Any, fed: frozenset[str]) -> bool:
-        """Whether `user` can run later than `source`, fed with what that gave."""
+        """Return whether `user` can run later than `source`, fed with its outputs."""
         if source in user.control_inputs:
             return False
         return all(self._can_pass(t) for t in user.inputs if t.op is source and t.name not in fed)
 
     def _can_pass(self, tensor: Any) -> bool:
-        """Whether the value of `tensor` can be fetched from one run and fed to another."""
+        """Return whether one run can fetch the value of `tensor` and another be fed with it."""
         dtype = tensor.dtype
         if dtype._is_ref_dtype or dtype.is_quantized or dtype in (tf.variant, tf.resource):
             return False
@@ -128,7 +138,7 @@ class PiggybackFetch:
 
 
 def _has_effect(op: Any) -> bool:
-    """Whether running `op` once more than the program does changes something, or fails."""
+    """Return whether running `op` once more than the program does changes something, or fails."""
     if op.type in _HARMLESS:
         return False
     changes_a_ref = any(tensor.dtype._is_ref_dtype for tensor in op.outputs)  # such ops are not marked stateful
@@ -138,7 +148,8 @@ def _has_effect(op: Any) -> bool:
 class PendingFetch:
     """One due computation, made with the next run that has the same effects.
 
-    When `is_over`: its `value` at global step `step`, or the `error` of computing it, or neither if that run failed.
+    When `is_over`, it has its `value` at global step `step`, or the `error` of computing it. If
+    that run failed, it has neither.
     """
 
     def __init__(self, piggyback: PiggybackFetch, read_step: Callable[[], int]) -> None:
@@ -149,11 +160,14 @@ class PendingFetch:
         self.piggyback, self._read_step = piggyback, read_step
 
     def finish_fetch(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> None:
-        """Computes the rest right after that run, between two calls on the training thread: the state is that step's."""
+        """Compute the rest right after the run, on the training thread.
+
+        No other call has come in between, so the state is still the step's.
+        """
         try:
             self.value = taken[0] if split.is_whole else self.piggyback.compute(run, split, taken, feed_dict)
             self.step = self._read_step()
-        except Exception as error:  # noqa: BLE001  raised where the value is awaited: the step is not to blame
+        except Exception as error:  # noqa: BLE001  raised where the value is awaited, because the step is not to blame
             self.error = error
         finally:
             self.is_over = True

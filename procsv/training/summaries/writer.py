@@ -1,7 +1,8 @@
-"""FileWriter without a thread or a file: TensorFlow builds the events, the summary service writes them.
+"""Provide a FileWriter without a thread or a file.
 
-Used by the Supervisor and by monitored sessions, and through them by hooks and the program, before, between and after
-sessions.  Only `flush` and `close` block the caller, and for a limited time.
+TensorFlow builds the events, and the summary service writes them. The Supervisor and monitored
+sessions use it, and through them hooks and the program, before, between and after sessions. Only
+`flush` and `close` block the caller, for a limited time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from procsv.training.runtime.context import Runtime
 
 
-FLUSH_S_MAX = 30.0  # `flush` and `close` wait so long for the service; then they warn, and the records stay queued
+FLUSH_S_MAX = 30.0  # how long `flush` and `close` wait for the service; after a warning, the records stay queued
 
 
 class StreamEventWriter:
@@ -34,13 +35,13 @@ class StreamEventWriter:
         tf.io.gfile.makedirs(logdir)
         self._stream = streams.open_stream(logdir)
         self._is_closed = False
-        self.held = contextlib.ExitStack()  # until it is closed
+        self.held = contextlib.ExitStack()  # released when the writer is closed
 
     def get_logdir(self) -> str:
         return self._logdir
 
     def add_event(self, event: Any) -> None:
-        """Queues an Event as it is now; drops it if the writer is closed."""
+        """Queue an Event as it is now. Drop it if the writer is closed."""
         if not self._is_closed:
             self._streams.add_event(self._stream, event.SerializeToString())
 
@@ -72,9 +73,10 @@ class StreamEventWriter:
 class SummaryWriter(tf.compat.v1.summary.FileWriter):
     """tf.compat.v1.summary.FileWriter over event streams.
 
-    Interface and events are the same; each `reopen` after a `close` starts a new event file, which appears with its first
-    event.  `flush` returns when the events are in the file.  To a remote logdir ("gs://…"), which the service cannot reach,
-    TensorFlow's own writer writes.  RuntimeError if eager execution is enabled, like FileWriter.
+    Interface and events are the same. Each `reopen` after a `close` starts a new event file, which
+    appears with its first event. `flush` returns when the events are in the file. The service
+    cannot reach a remote logdir ("gs://…"), so TensorFlow's own writer writes there. Raises
+    RuntimeError under eager execution, as FileWriter does.
     """
 
     def __init__(self, logdir: str | os.PathLike[str], streams: EventStreams) -> None:
@@ -82,11 +84,14 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
             super().__init__(logdir)
             return
         self._closed = False
-        # Past FileWriter's own constructor, which would start a thread and open a file.
+        # Skips FileWriter's own constructor, which would start a thread and open a file.
         SummaryToEventTransformer.__init__(self, StreamEventWriter(streams, str(logdir)))
 
     def hold_run(self, runtime: Runtime) -> None:
-        """Keeps a run that would end with its session until `close`: the next session continues this event file."""
+        """Keep a run that would end with its session until `close`.
+
+        The next session then continues this event file.
+        """
         if runtime.observer is not None and isinstance(self.event_writer, StreamEventWriter):
             self.event_writer.held.enter_context(runtime.held_run())
 
@@ -98,9 +103,10 @@ FILE_POLL_S = 0.005
 
 
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
-    """Has the text of the finalized `graph` written to `logdir`: by the summary service, where that reaches it.
+    """Write the text of the finalized `graph` to `logdir`.
 
-    As with TensorFlow, programs find the file when they have their session: it is waited for if it is new and soon written.
+    The summary service writes it if it reaches `logdir`. As with TensorFlow, programs find the file
+    once they have their session. So this waits for a file that is new and soon written.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     directory = local_path(logdir)
@@ -108,13 +114,14 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
         tf.compat.v1.train.write_graph(graph_def, logdir, GRAPH_FILE)
         return
     data, path = graph_def.SerializeToString(), directory.absolute() / GRAPH_FILE
-    is_new = not path.exists()  # else programs find the old one, and a restart does not wait
+    is_new = not path.exists()  # otherwise programs find the old file, and a restart does not wait
     parcel = runtime.connection.streams.put_parcel(data)
     runtime.connection.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
     if not is_new or len(data) > WAITED_FOR_BYTES_MAX:
         return
     deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
-    while not path.exists() and runtime.clock.monotonic() < deadline_s:  # it is complete then, as it is replaced whole
+    # The file is replaced whole: once it exists, it is complete.
+    while not path.exists() and runtime.clock.monotonic() < deadline_s:
         if runtime.stops.reason is not None or runtime.connection.link.why_lost(SUMMARY):
             return
         pause.wait(FILE_POLL_S)
