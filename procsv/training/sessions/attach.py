@@ -1,6 +1,6 @@
-"""Attach a Supervisor to its run: that of `procsv launch`, or one of its own.
+"""Attach a Supervisor to its run: the run of `procsv launch`, or a run of its own.
 
-Called by constructors.  Services start with the first session, or the first flush of events.
+Constructors call this.  Services start with the first session, or with the first flush of events.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from procsv.training.runtime.program_logdir import settle_logdir
 
 
 def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
-    """The runtime for a supervisor with `logdir`, and the logdir to use; no runtime without a logdir.
+    """Returns the runtime for a supervisor with `logdir`, and the logdir to use.
 
-    UserError under `procsv launch` if `logdir` is another than the run's.
+    Without a logdir there is no runtime.  Raises UserError under `procsv launch` if `logdir` is not
+    the run's.
     """
     if warning := find_new_warning(tf.__version__):
         tf.compat.v1.logging.warning("procsv: %s", warning)
@@ -45,20 +46,23 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
 
 
 class EagerExecution(UserError, RuntimeError):
-    """TensorFlow's classes raise a RuntimeError there."""
+    """Raised in eager mode.  It is a RuntimeError because TensorFlow's classes raise one there."""
 
 
 def check_graph_mode(what: str) -> None:
-    """EagerExecution, with the cure, where TensorFlow runs eagerly."""
+    """Raises EagerExecution, with the cure, if TensorFlow runs eagerly."""
     if tf.executing_eagerly():
         raise EagerExecution(
-            f"{what} are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution() right after the import of "
-            "TensorFlow, or build the graph and train within `with tf.Graph().as_default():`"
+            f"{what} are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution() right after "
+            "the import of TensorFlow, or build the graph and train within `with tf.Graph().as_default():`"
         )
 
 
 def check_filesystem(logdir: str) -> None:
-    """UserError if `logdir` is a URL that TensorFlow does not know; one that is only unreachable may come back."""
+    """Raises UserError if TensorFlow has no filesystem for the URL `logdir`.
+
+    An unreachable filesystem only causes a warning: it may come back.
+    """
     if local_path(logdir) is not None:
         return
     try:
@@ -73,25 +77,28 @@ def check_filesystem(logdir: str) -> None:
         tf.compat.v1.logging.warning("procsv: %s cannot be reached: %s", logdir, error.message)
 
 
-# The versions of TensorFlow that procsv is tested with; scripts/versions, too, has them from here.  procsv reads Savers and sessions closer than
-# their documentation goes, so that another version may differ.
+# The TensorFlow versions that procsv is tested with; scripts/versions reads them here.  procsv
+# relies on undocumented details of Savers and sessions, so another version may differ.
 OLDEST, NEWEST = (2, 16), (2, 21)
 
 _said: set[str] = set()
 
 
 def find_warning(version: str) -> str:
-    """What there is to say of TensorFlow `version`; "" if it is within what is tested, or no version at all."""
+    """The warning about TensorFlow `version`; "" if it is tested, or not a version at all."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None or OLDEST <= (found := (int(match[1]), int(match[2]))) <= NEWEST:
         return ""
     side = "older" if found < OLDEST else "newer"
     tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    return f"TensorFlow {version} is {side} than what this procsv is tested with ({tested}): drill your program before you rely on it"
+    return (
+        f"TensorFlow {version} is {side} than what this procsv is tested with ({tested}): "
+        "drill your program before you rely on it"
+    )
 
 
 def find_new_warning(version: str) -> str:
-    """The same, but only once in a process."""
+    """Like `find_warning`, but only once per process and version."""
     warning = "" if version in _said else find_warning(version)
     _said.add(version)
     return warning

@@ -1,8 +1,9 @@
-"""Coordinator that loses no error and frees blocked threads before its grace ends.
+"""A Coordinator that loses no error and frees blocked threads before its grace period ends.
 
-Made by the Supervisor and by monitored sessions.  It is TensorFlow's class with three repairs: an exception after a
-clean stop is recorded, one that is given outside its handler is raised, and an interrupt is never replaced by its
-consequences.  It never ends a thread: it only tells the owner of the session that closing it would free some.
+The Supervisor and monitored sessions make one.  It is TensorFlow's class with three repairs: it
+records an exception that follows a clean stop, it raises an exception that was passed to it outside
+its handler, and it never replaces an interrupt with the interrupt's consequences.  It never ends a
+thread itself: it only asks the session's owner to close the session, which frees blocked threads.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ tf1 = tf.compat.v1
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
-IDLE_S = 2.0  # a process without CPU use for so long, with a thread in its session, waits in vain
-IDLE_CPU_SHARE_MAX = 0.05  # of one core: what threads that only poll use
-LATE_SHARE = 0.75  # of the grace: after it threads are freed whatever they do
+# A process that uses no CPU for IDLE_S while a thread is in its session is blocked.  Threads that
+# only poll stay below IDLE_CPU_SHARE_MAX of one core.  After LATE_SHARE of the grace period,
+# threads are freed even if they seem to work.
+IDLE_S = 2.0
+IDLE_CPU_SHARE_MAX = 0.05
+LATE_SHARE = 0.75
 JOIN_POLL_S = 0.05
 _SESSION_FILE = tf1.Session.run.__code__.co_filename
 
 
 class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tensorflow is untyped
-    """tf.compat.v1.train.Coordinator; `join` calls `free` once if threads do not end by themselves."""
+    """TensorFlow's Coordinator; `join` calls `free` once if threads do not end by themselves."""
 
     def __init__(self, clean_stop_exception_types: Any = None) -> None:
         super().__init__(clean_stop_exception_types)
         self._exc_info_to_raise: ExcInfo | None
         self.free: Callable[[], None] | None = None  # closes the session that threads may be blocked in
-        self.may_be_idle = False  # work goes on in other processes: an idle process says nothing
+        self.may_be_idle = False  # other processes do the work, so an idle process proves nothing
 
     def request_stop(self, ex: Any = None) -> None:
-        """Asks all threads to stop, and records `ex` (an exception or an exc_info tuple) if it is the first.
+        """Asks all threads to stop, and records `ex` if it is the first error.
 
-        An exception after a clean stop is recorded, too, unless the stop itself has caused it.
+        `ex` is an exception or an exc_info tuple.  An exception after a clean stop is recorded,
+        too, unless the stop itself has caused it.
         """
         info = _exc_info(ex)
         was_stopped = self._stop_event.is_set()
@@ -54,7 +59,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
                 self._exc_info_to_raise = info
 
     def _is_consequence(self, error: BaseException) -> bool:
-        """Whether a stop causes `error` in threads that still run: it closes their queues and their session."""
+        """Whether a stop causes `error` by closing the session and queues of live threads."""
         if isinstance(error, (tf.errors.CancelledError, *self._clean_stop_exception_types)):
             return True
         return isinstance(error, RuntimeError) and "closed Session" in str(error)
@@ -65,7 +70,10 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Waits for all threads to end; raises the recorded error, or RuntimeError if threads outlast the grace."""
+        """Waits for all threads to end, then raises the recorded error.
+
+        Raises RuntimeError if threads outlast the grace period.
+        """
         with self._lock:
             waited_for = list(self._registered_threads.union(threads or ()))
         while any(t.is_alive() for t in waited_for) and not self.wait_for_stop(JOIN_POLL_S):
@@ -74,7 +82,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         super().join(waited_for, min(0.0, stop_grace_period_secs), ignore_live_threads)
 
     def _wait_and_free(self, threads: list[threading.Thread], grace_s: float) -> None:
-        """Waits for the threads, for at most the grace; frees them once they seem to be blocked."""
+        """Waits up to `grace_s` for the threads, and frees them once they seem to be blocked."""
         begun_s, pause = time.monotonic(), threading.Event()
         idle = _Idleness()
         free = self.free
@@ -98,13 +106,13 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
 
 def _is_in_a_session(thread: threading.Thread) -> bool:
-    """Whether `thread` is in a call of a session, which ends when the session is closed."""
+    """Whether `thread` is in a session call; closing the session ends such a call."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code.co_filename == _SESSION_FILE
 
 
 class _Idleness:
-    """The time for which this process has used next to no CPU."""
+    """Measures how long this process has used next to no CPU."""
 
     def __init__(self) -> None:
         self._since_s, self._cpu_s = time.monotonic(), time.process_time()
@@ -117,7 +125,7 @@ class _Idleness:
 
 
 def _exc_info(ex: Any) -> ExcInfo | None:
-    """`ex` as an exc_info tuple; for a tuple without an exception, a ValueError that says so."""
+    """Returns `ex` as an exc_info tuple; for a tuple without an exception, a ValueError."""
     if ex is None:
         return None
     if isinstance(ex, BaseException):
@@ -129,5 +137,5 @@ def _exc_info(ex: Any) -> ExcInfo | None:
 
 
 def _outranks(error: BaseException, recorded: BaseException) -> bool:
-    """An interrupt by the user outranks errors, some of which it has caused."""
+    """An interrupt by the user outranks errors, because it causes some of them."""
     return isinstance(error, KeyboardInterrupt) and not isinstance(recorded, KeyboardInterrupt)

@@ -1,10 +1,14 @@
-"""Hooks: TensorFlow's CheckpointSaverHook, saving by snapshot; SummarySaverHook and StepCounterHook, repaired.
+"""TensorFlow's checkpoint, summary and step counter hooks, adapted to procsv.
 
-Used like TensorFlow's, whose timers, listeners and steps they keep.  In a monitored session of procsv's their events go to the
-summary service (SessionWriters), which they do not notice, and the state is captured between two steps and written by the
-checkpoint service.  The training thread waits for the disk in three cases only: `save_steps` saves exactly every so many
-steps, `after_save` of a listener finds the checkpoint on disk, and a checkpoint after every run is on disk when the run has
-ended.  Anywhere else, and as the second such hook of a session, a CheckpointSaverHook is TensorFlow's to the letter.
+CheckpointSaverHook saves by snapshot; SummarySaverHook and StepCounterHook are repaired.  Programs
+use them like TensorFlow's: timers, listeners and steps stay the same.
+
+In a procsv monitored session their events go to the summary service, through SessionWriters; the
+hooks do not notice.  procsv captures the state between two steps, and the checkpoint service writes
+it.  The training thread waits for the disk in only three cases: `save_steps` must save exactly
+every so many steps, a listener's `after_save` must find the checkpoint on disk, or a checkpoint
+after every run must be on disk when the run returns.  In any other session, and as a session's
+second saving hook, a CheckpointSaverHook behaves exactly like TensorFlow's.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
     _controller: MonitoredController | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Writes graph files and events; saves the first state, unless it comes from a checkpoint."""
+        """Writes graph files and events; saves the first state unless a checkpoint holds it."""
         if self._controller is None:
             super().after_create_session(session, coord)
             return
@@ -46,7 +50,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         self._timer.update_last_triggered_step(step)
 
     def _save(self, session: Any, step: Any) -> bool:
-        """Saves as the listeners need it; True if one of them asks for a stop."""
+        """Saves as the listeners need it; True if a listener asks for a stop."""
         if self._controller is None:
             return bool(super()._save(session, step))
         if self._listeners:
@@ -76,7 +80,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
 
 
 class SummarySaverHook(tf_hooks.SummarySaverHook):
-    """tf.compat.v1.train.SummarySaverHook that never makes a run fail because a feed is missing."""
+    """TensorFlow's SummarySaverHook, except that a missing feed never makes a run fail."""
 
     _request_summary: bool
     _needed: frozenset[str] | None = None  # placeholders of the summaries
@@ -84,7 +88,7 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     _has_reported = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Starts anew, after a recovery, too: the first run has summaries."""
+        """Starts over, also after a recovery: the first run has summaries."""
         self._next_step = None
         self._timer.reset()
         self._known = {}
@@ -102,7 +106,10 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
         return request
 
     def _is_fed(self, run_context: Any) -> bool:
-        """Whether this run feeds each placeholder of the summaries, or needs it, so that some hook feeds it."""
+        """Whether this run feeds each placeholder of the summaries.
+
+        A placeholder that the run itself needs counts as fed: some hook feeds it.
+        """
         graph, args = run_context.session.graph, run_context.original_args
         known = elements_of(graph, args.fetches, args.feed_dict)
         if known is None:
@@ -116,24 +123,28 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
 
 
 def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
-    """Names of the placeholders without a default that a run of `elements` needs, except those `fed`."""
+    """Names of the placeholders that a run of `elements` needs a feed for.
+
+    Placeholders with a default, and those in `fed`, are left out.
+    """
     return frozenset(op.name for op in needed_ops(elements, fed) if op.type == "Placeholder")
 
 
 class StepCounterHook(tf_hooks.StepCounterHook):
-    """tf.compat.v1.train.StepCounterHook; a rate never spans a recovery."""
+    """tf.compat.v1.train.StepCounterHook, except that a rate never spans a recovery."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Counts anew: steps may have gone back, and the recovery's time is not theirs."""
+        """Restarts the count: steps may have gone back, and recovery takes time without steps."""
         self._timer.reset()
         self._last_global_step = None
 
 
 class SessionWriters:
-    """Event files of one monitored session, found where hooks look for writers: one writer a directory.
+    """Event files of one monitored session, placed where hooks look for writers.
 
-    TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`.  From `install_writers` to `close_writers` that
-    gives a writer to the summary service for each of the session's directories.  Each graph is written once a file.
+    TensorFlow's hooks, and many users' hooks, call `SummaryWriterCache.get(directory)`.  From
+    `install_writers` to `close_writers` that call returns a writer to the summary service for each
+    of the session's directories.  Each file gets the graph once.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -142,7 +153,7 @@ class SessionWriters:
         self._is_described = False
 
     def install_writers(self, directories: Iterable[Any]) -> None:
-        """Puts a writer in place for each directory, unless a program's own kind of writer is there."""
+        """Installs a writer for each directory, unless the program has put its own kind there."""
         with FileWriterCache._lock:
             for directory in directories:
                 before = FileWriterCache._cache.get(directory)
@@ -153,7 +164,7 @@ class SessionWriters:
                 self._ours[writer].apply()
 
     def describe_graph(self, graph: Any, saver: Any) -> None:
-        """Writes the finalized graph to the files; once, however often the session is made anew."""
+        """Writes the finalized graph to the files once, even if the session is re-created."""
         if self._is_described or not self._ours:
             return
         self._is_described = True
@@ -166,7 +177,7 @@ class SessionWriters:
             writer.add_meta_graph(described)
 
     def mark_start(self, step: int) -> None:
-        """Marks that the session resumes at `step`; what was written of later steps is void."""
+        """Marks that the session resumes at `step`, which voids records of later steps."""
         for writer in self._ours:
             writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.START), step)
 
@@ -177,7 +188,7 @@ class SessionWriters:
                 hook._summary_writer = None
 
     def close_writers(self) -> None:
-        """Writes all events to their files and puts TensorFlow's writers back."""
+        """Writes all events to their files and restores TensorFlow's writers."""
         with FileWriterCache._lock:
             for patch in self._ours.values():
                 patch.undo()

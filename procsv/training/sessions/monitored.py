@@ -1,7 +1,8 @@
 """MonitoredSession and its family: TensorFlow's classes, on procsv's services.
 
-Has the names of tensorflow.python.training.monitored_session and basic_session_run_hooks, those with an underscore, too: a
-program can import this module in the place of either.  What is not here is TensorFlow's own.
+A program can import this module instead of tensorflow.python.training.monitored_session or
+basic_session_run_hooks: it has all their names, including those with an underscore.  Names that
+procsv does not replace are TensorFlow's own.
 """
 
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks

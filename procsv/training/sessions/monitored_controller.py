@@ -1,8 +1,8 @@
-"""Controller of a monitored session: its hooks' checkpoints and event files, its recoveries, its end.
+"""Control a monitored session: its checkpoints, event files, recoveries and end.
 
-Made by a MonitoredSession one of whose hooks saves checkpoints, and under `procsv launch`.  It extends the controller
-that the Supervisor uses.  A session that is made anew after a lost connection keeps its controller; each raw session
-has a TrainingRun of its own.  It never calls a hook.
+A MonitoredSession makes a controller if one of its hooks saves checkpoints, or under `procsv
+launch`.  The class extends the Supervisor's controller.  The controller outlives a lost connection:
+it stays while each new raw session gets its own TrainingRun.  It never calls a hook.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX, Lost
 tf1 = tf.compat.v1
 log = tf1.logging
 
-SCALARS_EVERY_S = 30.0  # between scalars of the snapshots, where the hooks write no summaries by time
+SCALARS_EVERY_S = 30.0  # between snapshot scalars, if no hook writes summaries by time
 _USERS_OF_LOGDIR = (
     tf_monitored.ChiefSessionCreator,
     tf_hooks.CheckpointSaverHook,
@@ -50,16 +50,19 @@ _USERS_OF_LOGDIR = (
     tf_hooks.SummarySaverHook,
 )
 _PATHS = ("_checkpoint_dir", "_output_dir", "_save_path")
-FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have their session, unless it is large
+# Programs expect the first checkpoint once they have their session.  A large one may take longer;
+# then the session opens without it.
+FIRST_SAVE_S_MAX = 5.0
 
 
 def control_session(
     hooks: list[Any], creator: Any, snapshot_secs: SnapshotSecs, final_checkpoint: bool
 ) -> MonitoredController | None:
-    """The controller for a session with these hooks; None if the session stays TensorFlow's.
+    """Returns the controller for a session with these hooks; None if it stays TensorFlow's.
 
-    It keeps the checkpoints of the first hook that saves where the session restores from, else of the first that saves
-    at all.  UserError under `procsv launch` if that is not the run's logdir.  A worker keeps no checkpoints.
+    The controller keeps the checkpoints of the hook that saves where the session restores from, or,
+    if there is none, of the first hook that saves at all.  A worker keeps no checkpoints.  Raises
+    UserError under `procsv launch` if the hook's directory is not the run's logdir.
     """
     launched, hook = current(), None
     if not isinstance(creator, tf_monitored.WorkerSessionCreator):
@@ -69,7 +72,7 @@ def control_session(
     if hook is not None:
         runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
         users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
-        if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run goes on in another one
+        if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run continues in another logdir
             move_paths(users, _PATHS, hook._checkpoint_dir, logdir)
         if launched is not None and launched.connection.start.naming == "mapped":
             _keep_within(users, logdir)
@@ -81,7 +84,10 @@ def control_session(
 
 
 def _keep_within(users: list[Any], logdir: str) -> None:
-    """Has all that `users` write lie in `logdir`: what lies elsewhere is none of this run's, and goes there by its name."""
+    """Redirects all paths of `users` into `logdir`.
+
+    A path outside does not belong to this run; it moves to a subdirectory with the same last name.
+    """
     for user, name in itertools.product(users, _PATHS):
         path = getattr(user, name, None)
         if path and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(logdir)):
@@ -111,21 +117,23 @@ class MonitoredController(SessionController):
         snapshot_secs: SnapshotSecs,
         final_checkpoint: bool,
     ) -> None:
-        """`hook`: the one whose checkpoints are kept; None if only progress is watched."""
+        """`hook` is the one whose checkpoints are kept; None if only progress is watched."""
         super().__init__(runtime, final_checkpoint)
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
         self._hooks: list[Any] = []
         self._reason: Reason = "start"
         self._creators_manager: AttributePatch | None = None
-        self.saved_step = NOT_SAVED  # of the newest checkpoint that was asked for, or that the session began with
-        self._lost: Lost | None = None  # the last session that trained and was lost
-        self._is_worker = False  # whose chief saves
-        self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
+        # The step of the newest checkpoint that was requested, or that the session started from.
+        self.saved_step = NOT_SAVED
+        self._lost: Lost | None = None  # the last lost session that had trained
+        self._is_worker = False  # the chief saves for a worker
+        # The step at which the program resumes, if this is its first session.
+        self._resumed_at: int | None = None
 
-    # -- beginning -------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any], creator: Any) -> None:
-        """Puts our event writers where the hooks will look for them; call it before the hooks begin."""
+        """Installs our event writers where the hooks look for them; call it before they begin."""
         self._hooks = hooks
         if self._hook is not None:
             self._hook._controller = self
@@ -137,11 +145,11 @@ class MonitoredController(SessionController):
         self._writers.install_writers(dict.fromkeys(d for d in directories if d))
 
     def prepare_session(self, creator: Any) -> None:
-        """Before each session: enters the run, and has a chief restore from the checkpoint service."""
+        """Enters the run before each session; a chief then restores from the checkpoint service."""
         restores = isinstance(creator, tf_monitored.ChiefSessionCreator)
         self._is_worker = isinstance(creator, tf_monitored.WorkerSessionCreator)
         if restores:
-            creator._scaffold.finalize()  # beside the services' own start
+            creator._scaffold.finalize()  # while the services start
         self.enter_run()
         self.runtime.heartbeat.enter_phase(Phase.CONNECT)
         if not restores:
@@ -156,7 +164,7 @@ class MonitoredController(SessionController):
 
     @contextlib.contextmanager
     def waiting(self, creator: Any) -> Iterator[None]:
-        """Marks the time in which a worker waits for its chief as no hang, while `creator` makes the session."""
+        """Suspends hang detection while a worker waits for its chief to make the session."""
         if not isinstance(creator, tf_monitored.WorkerSessionCreator):
             yield
             return
@@ -165,7 +173,7 @@ class MonitoredController(SessionController):
             self.runtime.heartbeat.enter_phase(Phase.COMPILE)
 
     def _introduce(self, graph: Any) -> None:
-        """Decides once how the checkpoints of the finalized `graph` are kept, and tells the service."""
+        """Decides once how to keep the checkpoints of the finalized `graph`; tells the service."""
         step, hook = tf1.train.get_global_step(graph), self._hook
         if self.config is None and hook is None:
             self.configure(SaveConfig(saver=None, global_step=step), None)
@@ -178,7 +186,7 @@ class MonitoredController(SessionController):
         self.introduce_plan()
 
     def watch_session(self, session: Any, coord: Any) -> None:
-        """Looks after a new session, which holds its state."""
+        """Starts to look after a new session whose state is in place."""
         self._introduce(session.graph)
         self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
         is_anew = self._reason != "start"
@@ -189,9 +197,8 @@ class MonitoredController(SessionController):
             )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
-        is_saved = (
-            is_resumed and training.origin.source != "alive"
-        )  # of a living model, nobody may have captured the last
+        # A model that survived on its servers may have trained past the last capture.
+        is_saved = is_resumed and training.origin.source != "alive"
         self.saved_step = training.first_step if is_saved else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
         if is_resumed and self.runtime.sessions_begun == 1 and self.runtime.observer is None:
@@ -207,13 +214,17 @@ class MonitoredController(SessionController):
         return BY_CHIEF if self._is_worker else super()._origin()
 
     def _is_first_of_worker(self) -> bool:
-        """Whether nothing of this worker comes before it: its steps go on from its chief's, and void none in the event files."""
+        """Whether this worker starts for the first time in this run.
+
+        It then continues from its chief's steps, and voids no step in the event files.
+        """
         return self._is_worker and self.runtime.connection.start.incarnation == 1
 
     def _go_on_counting(self) -> None:
-        """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart.
+        """Makes StopAtStepHook count `num_steps` from the start of the run, not from each restart.
 
-        In the first session of a process: those of the sessions after it are made in this one.
+        Only the first session of a process needs this: in later sessions the steps are made in this
+        process.
         """
         run = read_run(self.runtime.connection.paths.run_json)
         if run is None or run.began_step == NO_STEP:
@@ -223,14 +234,17 @@ class MonitoredController(SessionController):
                 set_last_step(hook, run.began_step + hook._num_steps)
 
     def begin_training(self, graph: Any) -> None:
-        """The hooks have seen the new session: it trains from here on."""
-        if not self._is_worker:  # whose chief describes it
+        """Marks the start of training: the hooks have seen the new session."""
+        if not self._is_worker:  # the chief describes the graph for its workers
             self._writers.describe_graph(graph, None)
         self._reason = "periodic"
         self.runtime.expect_steps(min(self._last_steps(), default=NO_STEP))
 
     def is_at_the_end(self) -> bool:
-        """Whether the program resumes at the last step of its StopAtStepHook; TensorFlow's would make one more."""
+        """Whether the program resumes at the last step of its StopAtStepHook.
+
+        TensorFlow's hook would run one more step.
+        """
         step = self._resumed_at
         if step is None or not any(step >= last for last in self._last_steps()):
             return False
@@ -238,23 +252,24 @@ class MonitoredController(SessionController):
         return True
 
     def _last_steps(self) -> list[int]:
-        """The steps at which hooks end the training, as far as they know."""
+        """The last steps that the StopAtStepHooks know so far."""
         stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
         return [int(last) for last in stops if last is not None]
 
-    # -- for the hook ----------------------------------------------------------------------------------------
+    # -- for the hook ------------------------------------------------------------------------------
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:
-        """Writes the graph's events, and has graph.pbtxt written; once, as the graph is final."""
+        """Writes the graph's events and has graph.pbtxt written, once, when the graph is final."""
         self._writers.describe_graph(graph, saver)
         if has_text:
             self.lay_graph_text(graph, self._logdir)
 
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
-        """Saves the state at the end of this call (`at_once`: the state now).
+        """Saves the state at the end of this call, or the present state with `at_once`.
 
-        `exactly`: of this very step, which may wait for the checkpoint before it; else of a later one where no slot is free.
-        `waits`: the call ends when it is on disk, or has failed to get there.  The first checkpoint of a session is waited
-        for a while; the last one at the end.
+        `exactly`: save this very step, which may wait for the previous checkpoint; otherwise a
+        later step will do if no slot is free.  `waits`: return only when the checkpoint is on disk
+        or has failed.  The first checkpoint of a session is awaited for a while; the last one is
+        awaited at the end of the session.
         """
         assert self.training is not None
         assert self.training.snapshots is not None
@@ -265,13 +280,13 @@ class MonitoredController(SessionController):
             return
         record = snapshots.capture_async(self._why())
         if record.failure is not None:
-            self.saved_step = NOT_SAVED  # the reason is logged; the end of the session tries again
+            self.saved_step = NOT_SAVED  # already logged; the end of the session tries again
         elif self._reason == "start":
             with self.runtime.heartbeat.saving():
                 snapshots.wait_settled(record, FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
-        """Saves the state now; True once the checkpoint is durable, False if that has failed (logged as it happens)."""
+        """Saves the state now; True once it is durable, False if that failed and was logged."""
         assert self.training is not None
         assert self.training.snapshots is not None
         snapshots, self.saved_step = self.training.snapshots, step
@@ -281,16 +296,16 @@ class MonitoredController(SessionController):
     def _why(self) -> Reason:
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
-    # -- news ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def note_lost_session(self, error: Exception) -> None:
-        """A server's connection is lost, and the session with it; another one is about to be made."""
+        """Records that a server, and with it the session, is lost; another session follows."""
         if self.training is None or not self.training.is_ready:
-            return  # before its first step: the trainer is still starting, or still recovering from the loss before
+            return  # not trained yet: still starting, or still recovering from the previous loss
         self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.heartbeat.step)
         self.runtime.connection.note_entry(SessionLost(error=f"{type(error).__name__}: {error}", step=self._lost.step))
 
     def pause_recovery(self, seconds: float) -> None:
-        """Pauses between two attempts to make a session; SystemExit if the process is asked to stop."""
+        """Pauses between two attempts to make a session; SystemExit if a stop is requested."""
         stop = threading.Event()
 
         def on_stop(reason: Reason) -> None:
@@ -304,13 +319,13 @@ class MonitoredController(SessionController):
         finally:
             self.runtime.stops.remove_listener(on_stop)
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def mark_final(self) -> None:
-        """Training is over: what the hooks save from here on is the last state."""
+        """Marks the end of training: what the hooks save from here on is the last state."""
         self._reason = "final"
 
     def save_at_end(self, error: type[BaseException] | None) -> None:
-        """Makes the last checkpoint durable, whatever ended training, unless the model has diverged."""
+        """Makes a last checkpoint durable, whatever ended training, unless the model diverged."""
         training = self.training
         if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):
             return
@@ -322,7 +337,7 @@ class MonitoredController(SessionController):
         training.wait_asked(training.final_save_s())
 
     def close_controller(self) -> None:
-        """The monitored session is over, whatever ended it."""
+        """Cleans up after the monitored session, no matter what ended it."""
         self.end_session()
         self.coord = None
         if self._hook is not None:

@@ -1,7 +1,8 @@
 """MonitoredSession and SingularMonitoredSession.
 
-Used by programs, by MonitoredTrainingSession, and in TensorFlow's place after `procsv.install()`.  Order of calls,
-layers and errors are TensorFlow's; monitored_controller.py looks after a session whose hooks save checkpoints.
+Programs and MonitoredTrainingSession use them; after `procsv.install()` they replace TensorFlow's.
+Call order, layers and errors are TensorFlow's.  monitored_controller.py looks after a session whose
+hooks save checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # these alone end a `w
 
 
 class CoordinatedSessionCreator(tf_monitored.SessionCreator):
-    """Makes a session, starts its threads and shows it to the hooks; closes it if any of that fails."""
+    """Makes a session, starts its threads and shows it to the hooks; closes it on failure."""
 
     def __init__(
         self, creator: Any, hooks: list[Any], stop_grace_period_secs: float, controller: MonitoredController | None
@@ -42,7 +43,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
         self.tf_sess: Any = None
 
     def create_session(self) -> Any:
-        """The new session with its coordinator and hooks around it."""
+        """Makes the new session and wraps it with its coordinator and hooks."""
         controller, creator = self._controller, self._session_creator
         with contextlib.ExitStack() as around:
             if hasattr(creator, "_master"):
@@ -72,7 +73,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
         return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, *before_close)
 
     def _drop(self) -> None:
-        """Closes what was opened; the error under way is the one to raise."""
+        """Closes what was opened and swallows further errors: the caller raises the first one."""
         if self._controller is not None:
             self._controller.end_session()
         self.coord.request_stop()
@@ -84,7 +85,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
 
 
 class Monitored:
-    """Common to both kinds of session; stands before TensorFlow's class among the bases."""
+    """The shared part of both session kinds; comes before TensorFlow's class among the bases."""
 
     _CoordinatedSessionCreator = CoordinatedSessionCreator
 
@@ -129,7 +130,7 @@ class Monitored:
             raise
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        """As `tf.compat.v1.Session.run`, with the hooks around it."""
+        """Like `tf.compat.v1.Session.run`, with the hooks around it."""
         try:
             return self._sess.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
         except SILENT_ENDS as error:
@@ -137,7 +138,7 @@ class Monitored:
             raise
 
     def run_step_fn(self, step_fn: Any) -> Any:
-        """Calls `step_fn(step_context)`; ValueError if it takes anything else."""
+        """Calls `step_fn(step_context)`; ValueError if it takes other arguments."""
         try:
             return super().run_step_fn(step_fn)  # type: ignore[misc]  # TensorFlow's
         except SILENT_ENDS as error:
@@ -158,7 +159,7 @@ class Monitored:
         except Exception as besides:
             if exception_type is None or issubclass(exception_type, Exception):
                 raise
-            # An interrupt or an exit is under way: no later error takes its place.
+            # An interrupt or an exit is under way, and no later error may replace it.
             log.error("procsv: closing the session failed, too: %s: %s", type(besides).__name__, besides)
         return exception_type is None
 
@@ -200,23 +201,25 @@ class Monitored:
 
 
 def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
-    """Description of an error that no run has raised, with its place."""
+    """Describes an error that no run raised, with the place where it was raised."""
     frames = traceback.extract_tb(trace)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
     return f"{type(error).__name__}({error}) raised at {where}, not by a run of the session"
 
 
 class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
-    """Session-like object that handles initialization, recovery and hooks, as `tf.compat.v1.train.MonitoredSession`.
+    """A session that handles initialization, recovery and hooks.
 
-    It has two arguments more, for sessions with a CheckpointSaverHook:
+    It extends `tf.compat.v1.train.MonitoredSession` with two arguments, for sessions with a
+    CheckpointSaverHook:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
-            --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time.  None: only
-            with each checkpoint.
-        final_checkpoint: Whether any end of the session, an error too, leaves a checkpoint of its last state.  False leaves
-            it to the hooks, which TensorFlow calls at a clean end only.
+        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By
+            default `procsv launch --snapshot-secs` decides.  "auto" spaces them so that they cost
+            at most 1 % of the training time.  None: only with each checkpoint.
+        final_checkpoint: Whether every end of the session, also by an error, leaves a checkpoint of
+            the last state.  False leaves it to the hooks, which TensorFlow calls only at a
+            clean end.
     """
 
     def __init__(
@@ -232,9 +235,10 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
 
 
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
-    """As `tf.compat.v1.train.SingularMonitoredSession`: a chief's, without recovery, with `raw_session()`.
+    """A chief's session without recovery, with `raw_session()`.
 
-    Keyword-only arguments as for MonitoredSession.
+    It extends `tf.compat.v1.train.SingularMonitoredSession`.  It takes the same keyword-only
+    arguments as MonitoredSession.
     """
 
     def __init__(

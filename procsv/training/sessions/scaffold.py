@@ -1,7 +1,7 @@
 """Scaffold and session creators: TensorFlow's, with clear errors and patient workers.
 
-Used by programs and by monitored sessions.  They know nothing of services: the session manager that
-monitored_controller.py gives a chief decides where its state comes from.
+Programs and monitored sessions use them.  They know nothing about services: monitored_controller.py
+gives a chief a session manager, and that decides where the state comes from.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SessionCreator = tf_monitored.SessionCreator
 
 
 class Scaffold(tf_monitored.Scaffold):
-    """tf.compat.v1.train.Scaffold; an ambiguous collection is named in a readable error."""
+    """tf.compat.v1.train.Scaffold, except that the error for an ambiguous collection names it."""
 
-    _finalized: Any = None  # the graph that this was done for
+    _finalized: Any = None  # the graph that `finalize` last finished
 
     def finalize(self) -> Any:
-        """Creates what is missing, finalizes the graph; RuntimeError if a collection leaves the choice open."""
+        """Creates what is missing, finalizes the graph; RuntimeError on an ambiguous collection."""
         graph = tf1.get_default_graph()
         if graph is self._finalized and graph.finalized:
             return self
@@ -46,7 +46,7 @@ class Scaffold(tf_monitored.Scaffold):
 
     @staticmethod
     def get_or_default(arg_name: str, collection_key: str, default_constructor: Any) -> Any:
-        """The one item of a collection, or a new one that is put there."""
+        """Returns the one item of a collection, or adds a new one and returns it."""
         _check_unambiguous(arg_name, collection_key)
         return _get_or_default(arg_name, collection_key, default_constructor)
 
@@ -63,7 +63,7 @@ def _check_unambiguous(name: str, key: str) -> None:
 
 
 def session_manager(scaffold: Any, graph: Any) -> SessionManager:
-    """The manager for a finalized scaffold."""
+    """Makes the session manager for a finalized scaffold."""
     return SessionManager(
         local_init_op=scaffold.local_init_op,
         local_init_feed_dict=scaffold.local_init_feed_dict,
@@ -75,7 +75,7 @@ def session_manager(scaffold: Any, graph: Any) -> SessionManager:
 
 
 class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
-    """tf.compat.v1.train.ChiefSessionCreator with a Scaffold of ours by default."""
+    """tf.compat.v1.train.ChiefSessionCreator with procsv's Scaffold by default."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
 
 
 class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
-    """tf.compat.v1.train.WorkerSessionCreator that checks often at first, and waits for all of `max_wait_secs`."""
+    """A WorkerSessionCreator that checks often at first and waits the full `max_wait_secs`."""
 
     def __init__(
         self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60

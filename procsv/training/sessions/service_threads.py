@@ -1,8 +1,9 @@
-"""Service threads of the Supervisor: summaries, step counter, snapshots, and those of `Supervisor.loop`.
+"""Service threads of the Supervisor: summaries, step counter, snapshots and `loop` callbacks.
 
-They are TensorFlow's own threads, repaired: they work in the supervisor's graph (new threads of a plain TF2 program are in eager
-mode), keep time by the monotonic clock without bursts after a late call, take no batch from the input, and report a
-summary that cannot be computed without ending the training.
+They are TensorFlow's own threads with repairs.  They work in the supervisor's graph, because new
+threads of a plain TensorFlow 2 program are in eager mode.  They keep time by the monotonic clock,
+without bursts after a late call.  They take no batch from the input.  A summary that cannot be
+computed is reported and does not end the training.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ log = tf1.logging
 REPORTS_MAX = 10  # lines that a repeating report may log
 SESSION_CHECK_S = 1.0  # how often a waiting service checks whether another session has replaced its own
 PIGGYBACK_POLL_S = 0.05  # how often a due summary checks whether a training step has computed it
-PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20  # after both, without a run that fits, it is run by itself
+# After both have passed without a run that feeds it, a due summary is run by itself.
+PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20
 
 
 class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
@@ -58,7 +60,7 @@ class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tens
 
 
 class ServiceThread(TimedThread):
-    """A standard service of one session: it ends with the stop, or when another session replaces its own."""
+    """A service of one session; it ends at the stop, or when another session replaces its own."""
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         self._controller: SessionController = supervisor._controller
@@ -78,12 +80,15 @@ class ServiceThread(TimedThread):
 
 
 def read_step(session: Any, global_step: Any) -> int:
-    """The global step as an int, whatever its rank ([] or [1]) and the thread's mode."""
+    """Reads the global step as an int, for any rank ([] or [1]) and in any thread mode."""
     return int(np.asarray(session.run(global_step)).reshape(()))
 
 
 class SVSummaryThread(ServiceThread):
-    """Computes the summary op every `save_summaries_secs`, along with a training step where it needs input."""
+    """Computes the summary op every `save_summaries_secs`.
+
+    If the op needs input, a training step computes it.
+    """
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         super().__init__(supervisor, session, training)
@@ -96,7 +101,7 @@ class SVSummaryThread(ServiceThread):
             self._run_alone()
 
     def _run_along(self) -> bool:
-        """Has a training step compute the summary; False if none does."""
+        """Makes a training step compute the summary; False if no step does."""
         boundary, clock = self._training.boundary, self._clock
         pending_fetch = PendingFetch(self._piggyback, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
@@ -110,7 +115,9 @@ class SVSummaryThread(ServiceThread):
                 set_pending_fetch(self._session, None)
                 return False
         if pending_fetch.error is not None:
-            raise pending_fetch.error  # as any service's error: training stops, and the block raises it
+            # A failing summary ends training like any failing service, and the `with` block raises
+            # the error.
+            raise pending_fetch.error
         if pending_fetch.value is not None:
             self._write(pending_fetch.value, pending_fetch.step if self._supervisor.global_step is not None else None)
         return True
@@ -127,7 +134,7 @@ class SVSummaryThread(ServiceThread):
         except tf.errors.InvalidArgumentError as error:
             if not (self._piggyback.needs_feed and "placeholder" in str(error).lower()):
                 raise
-            # It needs a feed that only a training step has.
+            # The summary needs a feed that only a training step has.
             if self._reported < REPORTS_MAX:
                 self._reported += 1
                 log.error("procsv: cannot run the summary op by itself; training continues without it: %s", error)
@@ -144,7 +151,7 @@ class SVSummaryThread(ServiceThread):
 
 
 class SVStepCounterThread(ServiceThread):
-    """Measures steps per second."""
+    """Measures steps per second and writes them as a summary."""
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         super().__init__(supervisor, session, training)
@@ -158,7 +165,7 @@ class SVStepCounterThread(ServiceThread):
     def run_loop(self) -> None:
         step, now_s = self._training.read_step(), self._clock.monotonic()
         if step == self._last_step and not self._has_begun:
-            self._last_s = now_s  # compiling the first step is no slow training
+            self._last_s = now_s  # compiling the first step is not slow training
             return
         self._has_begun = True
         elapsed_s = now_s - self._last_s
@@ -172,7 +179,7 @@ class SVStepCounterThread(ServiceThread):
 
 
 class SVTimerCheckpointThread(ServiceThread):
-    """Has snapshots taken by their cadence until the stop; the checkpoint service saves them."""
+    """Has snapshots taken at their cadence until the stop; the checkpoint service saves them."""
 
     def run(self) -> None:
         snapshots = self._training.snapshots
@@ -184,7 +191,7 @@ class SVTimerCheckpointThread(ServiceThread):
 
 
 def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list[ServiceThread]:
-    """Starts the services that `supervisor` is set up for, in the order of TensorFlow's."""
+    """Starts the services that `supervisor` is set up for, in TensorFlow's order."""
     kinds: list[type[ServiceThread]] = []
     if supervisor.save_summaries_secs and supervisor.summary_writer:
         if supervisor.summary_op is not None:
@@ -193,7 +200,8 @@ def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list
             kinds.append(SVStepCounterThread)
     if training.snapshots is not None and supervisor.save_model_secs:
         kinds.append(SVTimerCheckpointThread)
-    else:  # the program saves by itself: there are snapshots, and no files of them but at a crash and at the end
+    else:
+        # The program saves by itself.  Snapshots become files only at a crash and at the end.
         supervisor._controller.start_cadence(training, supervisor.save_summaries_secs)
     threads = [kind(supervisor, session, training) for kind in kinds]
     for thread in threads:

@@ -1,8 +1,9 @@
-"""Controller of training sessions: procsv's side of a Supervisor, or of a monitored session.
+"""Control training sessions: procsv's side of a Supervisor or of a monitored session.
 
-Made for each Supervisor, and for each monitored session (extended in monitored_controller.py), that belongs to a run.
-It enters the run, introduces the plan of checkpoints, gives each session its TrainingRun, passes on what the
-services and the watchdog say, saves the last state, and leaves the run.  It never makes or closes a session.
+Each Supervisor and each monitored session that belongs to a run makes a controller;
+monitored_controller.py extends it.  The controller enters the run, introduces the checkpoint plan,
+gives each session its TrainingRun, passes on messages from the services and the watchdog, saves the
+last state, and leaves the run.  It never makes or closes a session.
 """
 
 from __future__ import annotations
@@ -29,43 +30,43 @@ from procsv.training.summaries.writer import lay_graph_text
 tf1 = tf.compat.v1
 log = tf1.logging
 
-READ_S_MAX = 2.0  # of the step of a session with servers, when it ends
-CALL_S_MAX = 10.0  # at the interpreter's end: how long a call of another thread is waited for
-NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
+READ_S_MAX = 2.0  # at the end of a session with servers, for reading its step
+CALL_S_MAX = 10.0  # at the interpreter's exit, for another thread to finish its call
+NOT_SAVED = -2  # not a valid global step; -1 already means "no global step"
 
 
 class SessionController:
-    """One session at a time is looked after, between `start_session` and `end_session`."""
+    """Looks after one session at a time, between `start_session` and `end_session`."""
 
     def __init__(self, runtime: Runtime, final_checkpoint: bool) -> None:
         self.runtime = runtime
         self.config: SaveConfig | None = None
         self.training: TrainingRun | None = None  # of the session that trains now
-        self.manager: SessionManager | None = None  # where it restores from a run's newest state
+        self.manager: SessionManager | None = None  # set if it restores the run's newest state
         self.coord: Any = None  # stopped when the process is asked to stop
-        self.writer: Any = None  # of the events that record checkpoints
+        self.writer: Any = None  # writes the events that record checkpoints
         self.has_servers = False  # the session's state may lie in other processes
-        self.logs_saves = False  # in TensorFlow's words, a line for each checkpoint
+        self.logs_saves = False  # log a line for each checkpoint, as TensorFlow does
         self.is_in_run = False
         self._final_checkpoint = final_checkpoint
         self._user_saves: UserSaves | None = None
-        self._closed_by_program: Any = None  # the session whose close is watched
+        self._closed_by_program: Any = None  # the session that is saved if the program closes it
         self._is_introduced = self._is_text_laid = False
 
     @property
     def has_plan(self) -> bool:
-        """Whether there is a plan by which checkpoints are named and kept."""
+        """Whether a plan says how to name and keep checkpoints."""
         return self.config is not None and self.config.plan is not None
 
-    # -- beginning -------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
     def configure(self, config: SaveConfig, save_path: str | None) -> None:
-        """Decides once how checkpoints are kept; the program's own calls of the Saver are coordinated with them."""
+        """Decides once how to keep checkpoints, and coordinates the program's own Saver calls."""
         self.config = config
         if isinstance(config.saver, tf1.train.Saver) and save_path is not None:
             self._user_saves = UserSaves(config.saver, save_path, self.runtime)
 
     def enter_run(self) -> None:
-        """Connects to the run and listens for stop requests, unless that is so already."""
+        """Connects to the run and listens for stop requests, unless it already does."""
         if not self.is_in_run:
             self.runtime.acquire_run()
             self.is_in_run = True
@@ -73,7 +74,7 @@ class SessionController:
             self.runtime.stops.add_listener(self._on_stop)
 
     def introduce_plan(self) -> None:
-        """Tells the checkpoint service how checkpoints are kept, if any are; from here on messages flow."""
+        """Tells the checkpoint service the plan, if there is one, and starts the message flow."""
         if self._user_saves is not None:
             self._user_saves.patch.apply()
         if self.config is not None and self.has_plan and not self._is_introduced:
@@ -82,9 +83,9 @@ class SessionController:
         self.runtime.connection.start_link()
 
     def start_session(self, session: Any, saves: bool = True, lost: Lost | None = None) -> TrainingRun:
-        """Looks after `session`, which holds its state, and no more after one before it.
+        """Starts to look after `session`, whose state is in place, and ends the previous one.
 
-        `saves`: whether snapshots are taken of it.  `lost`: the session that it takes the place of, if any.
+        `saves`: whether to take snapshots of it.  `lost`: the session that it replaces, if any.
         """
         assert self.config is not None
         self.end_session()
@@ -97,21 +98,22 @@ class SessionController:
             print("procsv: the program has no global step: each call of its session counts as one", file=sys.stderr)
         training.start_training()
         if self.runtime.stops.reason is not None:
-            self.coord.request_stop()  # making the session has cleared the stop
+            self.coord.request_stop()  # making the session cleared the coordinator's stop
         return training
 
     def _origin(self) -> Origin:
-        """Where the state of the session about to be looked after came from."""
+        """Where the new session's state came from."""
         return (self.manager.origin if self.manager is not None else None) or FRESH
 
     def start_cadence(self, training: TrainingRun, every_s: float | None) -> None:
-        """From here on there are snapshots by their cadence; what they cost is written as scalars every `every_s`."""
+        """Starts snapshots at their cadence, and writes their cost as scalars every `every_s`."""
         clock, writer, written_s = self.runtime.clock, self.writer, self.runtime.clock.monotonic()
 
         def write_scalars(told: Snapshots) -> None:
             nonlocal written_s
             if not writer or not every_s or clock.monotonic() - written_s < every_s:
-                return  # not before the first interval is over: a short run's event file holds what TensorFlow's would
+                # Not in the first interval: a short run's event file holds what TensorFlow's would.
+                return
             written_s = clock.monotonic()
             shown = {SNAPSHOT_INTERVAL: told.interval_s, SNAPSHOT_STALL: told.mean_stall_s * 1e3}
             values = [make_scalar(tag, value) for tag, value in shown.items()]
@@ -122,20 +124,20 @@ class SessionController:
             training.snapshots.start_cadence(write_scalars)
 
     def mark_attempt(self, first_step: int) -> None:
-        """Records the attempt at the step from which it resumes; call it behind the START record of that step."""
+        """Records the attempt at the step where it resumes; call it after the START record."""
         mark = mark_attempt(self.runtime, first_step) if self.writer else None
         if mark is not None:
             self.writer.add_summary(mark, first_step)
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
-        """Has graph.pbtxt made, once: the graph is final."""
+        """Has graph.pbtxt written once; call it when the graph is final."""
         if not self._is_text_laid:
             lay_graph_text(self.runtime, graph, logdir)
             self._is_text_laid = True
 
-    # -- news ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _on_durable(self, news: Durable) -> None:
-        """A checkpoint is on disk: the Saver's own list and the event file record it."""
+        """Records a checkpoint that is on disk in the Saver's own list and in the event file."""
         config = self.config
         assert config is not None
         if config.plan is None:
@@ -147,20 +149,20 @@ class SessionController:
             self._user_saves.on_durable(news.all_paths)
         else:
             config.saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in news.all_paths])
-        is_ours = news.sequence > 0  # TensorFlow's classes record no saves of the program's own
+        is_ours = news.sequence > 0  # like TensorFlow's classes, record none of the program's own saves
         if is_ours and self.writer and config.global_step is not None:
             saved = tf1.SessionLog(status=tf1.SessionLog.CHECKPOINT, checkpoint_path=save_path)
             self.writer.add_session_log(saved, news.step)
 
     def _on_stop(self, reason: Reason) -> None:
         log.info("procsv: asked to stop (%s): saving at the next step", reason)
-        coord = self.coord  # another thread's: it may be gone by the next line
+        coord = self.coord  # another thread owns it and may clear it at any time
         if coord is not None:
             coord.request_stop()
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def save_last_state(self, saved_step: int = NOT_SAVED) -> int:
-        """A checkpoint of the last state, unless that is step `saved_step`; the step that is saved afterwards."""
+        """Saves the last state unless it is step `saved_step`; returns the step saved by then."""
         training = self.training
         if training is None or training.snapshots is None or not self._final_checkpoint:
             return saved_step
@@ -180,23 +182,24 @@ class SessionController:
         return call_within(training.read_step, READ_S_MAX, "reading the last step")
 
     def finish_session(self) -> None:
-        """Saves the last state and ends the session, where the program has not."""
-        self.let_close()  # which may be what is going on
+        """Saves the last state and ends the session if the program has not."""
+        self.let_close()  # the session may be closing right now
         if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
             log.warning(
-                "procsv: no last checkpoint: another thread is still in a call of the session; the newest snapshot counts"
+                "procsv: no last checkpoint: another thread is still in a call of the session; "
+                "the newest snapshot counts"
             )
             return
         self.save_last_state()
         self.end_session()
 
     def watch_close(self, session: Any) -> None:
-        """Has the last state of `session` saved where the program closes it and has not ended its supervisor."""
+        """Saves the last state if the program closes `session` before it ends its supervisor."""
         self._closed_by_program = session
         call_at_close(session, self._on_close)
 
     def let_close(self) -> None:
-        """The end of the session is looked after: from here on it is closed as it is."""
+        """Stops watching for a close: the caller ends the session itself."""
         session, self._closed_by_program = self._closed_by_program, None
         call_at_close(session, None)
 
@@ -206,14 +209,14 @@ class SessionController:
             self.runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_session(self) -> None:
-        """The session is about to be closed: nothing of procsv touches it any more."""
+        """Releases the session, which is about to be closed; procsv no longer touches it."""
         self.let_close()
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
 
     def leave_run(self) -> None:
-        """Disconnects from the run; the Saver and the session manager are as TensorFlow's again."""
+        """Disconnects from the run and restores TensorFlow's Saver and session manager."""
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False
@@ -223,5 +226,5 @@ class SessionController:
         if self.manager is not None:
             self.manager.runtime = None
         self.runtime.stops.remove_listener(self._on_stop)
-        self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # what the program does without a session may take any time
+        self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # a program without a session may take any time
         self.runtime.release_run()

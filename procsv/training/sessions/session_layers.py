@@ -1,11 +1,11 @@
 """Layers of a monitored session around its raw one: TensorFlow's, repaired.
 
-    _RecoverableSession   makes a new session after AbortedError and UnavailableError, with growing pauses
+    _RecoverableSession   makes a new session after AbortedError or UnavailableError
     _CoordinatedSession   stops and joins the threads when it is closed
     _HookedSession        calls the hooks around each run
 
-Built by MonitoredSession.  A call with all its hooks is one call of the training thread, with the boundary at its end: what a
-hook does after a step belongs to that step's snapshot.
+MonitoredSession builds them.  A call with all its hooks counts as one call of the training thread,
+with the boundary at its end, so a hook's work after a step belongs to that step's snapshot.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
-PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first comes at once
+PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first starts immediately
 PAUSE_S_MAX = 30.0
 
-LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # under TensorFlow's names
+LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # where TensorFlow's module has these names
 
 
 def _boundary_of(session: Any) -> Any:
@@ -33,7 +33,7 @@ def _boundary_of(session: Any) -> Any:
 
 
 class _HookedSession(tf_monitored._HookedSession):
-    """Runs with hooks, each as one call."""
+    """Runs with hooks; each run with its hooks is one call."""
 
     _should_stop: bool
 
@@ -44,7 +44,7 @@ class _HookedSession(tf_monitored._HookedSession):
         return boundary.pass_call(self._run, (fetches, feed_dict, options, run_metadata))
 
     def _run(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """As TensorFlow's, without encoding options and metadata that nobody has asked for."""
+        """Runs like TensorFlow's, but encodes options and metadata only if they are wanted."""
         if self.should_stop():
             raise RuntimeError("Run called even after should_stop requested.")
         context = SessionRunContext(original_args=SessionRunArgs(fetches, feed_dict), session=self._sess)
@@ -63,7 +63,7 @@ class _HookedSession(tf_monitored._HookedSession):
 
 
 class _CoordinatedSession(tf_monitored._CoordinatedSession):
-    """Threads end with the session; `before_close` is called first."""
+    """Ends the threads with the session; calls `before_close` first."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _CoordinatedSession(tf_monitored._CoordinatedSession):
 
 
 class _RecoverableSession(tf_monitored._RecoverableSession):
-    """Recovers for as long as it takes, with pauses that double up to PAUSE_S_MAX; one line is logged an attempt."""
+    """Recovers without a time limit, with pauses up to PAUSE_S_MAX; logs a line per attempt."""
 
     _sess: Any
 
@@ -100,7 +100,10 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         wait: Callable[[float], None] | None = None,
         on_lost: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """`wait(seconds)` pauses, and may raise to end the attempts.  `on_lost` gets the first error of several in a row."""
+        """`wait(seconds)` pauses, and may raise an error to end the attempts.
+
+        `on_lost` gets the first error of several in a row.
+        """
         self._wait = wait or _wait
         self._on_lost = on_lost
         self._failures = 0  # in a row
@@ -150,13 +153,16 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
 
     def run_step_fn(self, step_fn: Any, raw_session: Any, run_with_hooks: Any) -> Any:
         def run(is_new: bool) -> Any:
-            raw = _raw(self._sess) if is_new else raw_session  # the one before is closed
+            raw = _raw(self._sess) if is_new else raw_session  # the session before it is closed
             return self._sess.run_step_fn(step_fn, raw, self._sess.run)
 
         return self._recover("by a step function", run)
 
     def _recover(self, when: str, run: Callable[[bool], Any]) -> Any:
-        """The result of `run(is_new)` in a session that works; `is_new`: whether it was made for this call."""
+        """Returns the result of `run(is_new)` in a working session.
+
+        `is_new` says whether the session was made for this call.
+        """
         is_new = False
         while True:
             try:

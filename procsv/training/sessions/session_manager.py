@@ -1,7 +1,8 @@
-"""Session manager: TensorFlow's, with another source of the state and a shorter wait for the chief's model.
+"""Session manager: restores the run's newest state; workers wait less for the chief's model.
 
-The default of the Supervisor and of monitored sessions.  TensorFlow's checks every `recovery_wait_secs` (30 s) whether the
-chief's model is ready, so that a worker started just before it loses half a minute, and it gives up one period early.
+The Supervisor and monitored sessions use it by default.  TensorFlow's manager checks whether the
+chief's model is ready only every `recovery_wait_secs` (30 s), so a worker that starts just before
+its chief loses half a minute.  It also gives up one period early.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from procsv.training.snapshots.restore_client import BY_CHIEF, Origin, ask_newes
 tf1 = tf.compat.v1
 
 LOCAL = "local"
-CONFIG_AT = 6  # of prepare_session's arguments behind the master
-FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5  # after the first check of a worker; grows so up to recovery_wait_secs
+CONFIG_AT = 6  # index in prepare_session's arguments after the master
+FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5  # after a worker's first check; grows up to recovery_wait_secs
 
 declare("trainer.before_mark")
 
@@ -34,9 +35,10 @@ _server: Any = None
 
 
 def resolve_master(master: Any) -> Any:
-    """The target to open a session on; for 'local', that of this process's own server, started if necessary.
+    """Returns the target to open a session on; 'local' means this process's own server.
 
-    TensorFlow documents 'local', and TensorFlow 2 lacks it.  The one server lives as long as the process: it cannot be stopped.
+    TensorFlow documents 'local', but TensorFlow 2 lacks it.  The server starts with the first use,
+    and lives as long as the process because TensorFlow cannot stop it.
     """
     global _server
     if master != LOCAL:
@@ -48,7 +50,7 @@ def resolve_master(master: Any) -> Any:
 
 
 def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
-    """Puts the newest state into `session`, and what there is of checkpoints into the list of `saver`."""
+    """Restores the newest state into `session`, and the list of checkpoints into `saver`."""
     origin = restore_newest(runtime, GraphState(session, saver))
     if origin.source != "fresh":
         saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in origin.listed])
@@ -56,18 +58,21 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 
 
 class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A chief restores the newest state that there is, in memory or on disk; a worker waits with growing pauses.
+    """Lets a chief restore the newest state, from memory or disk; a worker waits for its chief.
 
-    A model on other processes' servers that is whole and no older than that state is left as it is.
+    A worker checks with growing pauses.
+
+    A model on other processes' servers stays untouched if it is whole and at least as new as that
+    state.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.runtime: Runtime | None = None  # None: it restores as TensorFlow's
+        self.runtime: Runtime | None = None  # None: restores like TensorFlow's manager
         self.origin: Origin | None = None
 
     def prepare_session(self, master: str, *args: Any, **kwargs: Any) -> Any:
-        """A session with the newest state, or an initialized one; on a living model, the model as it lives."""
+        """Makes a session with the newest state, a surviving model, or initialized variables."""
         if not master or not is_elsewhere(self._graph):
             return super().prepare_session(master, *args, **kwargs)
         config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
@@ -75,7 +80,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         try:
             if mark.is_set() and (session := self._session_on_living(master, config)) is not None:
                 return session
-            mark.clear()  # killed from here on: the next chief restores, whatever lives
+            mark.clear()  # after a kill from here on, the next chief restores even over a live model
             session = super().prepare_session(master, *args, **kwargs)
             failpoint("trainer.before_mark")
             mark.set()
@@ -84,7 +89,10 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         return session
 
     def _session_on_living(self, master: str, config: Any) -> Any:
-        """A session on the model that lives behind `master`; None if it is not ready, or older than what is saved."""
+        """Opens a session on the model that survived behind `master`.
+
+        Returns None if the model is not ready, or is older than the saved state.
+        """
         self._target = master
         session = tf1.Session(master, graph=self._graph, config=config)
         try:
@@ -148,7 +156,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         return session, self.origin.source != "fresh"
 
     def wait_for_session(self, master: str, config: Any = None, max_wait_secs: float | None = float("inf")) -> Any:
-        """A session whose model is ready; DeadlineExceededError if none is after `max_wait_secs`."""
+        """Waits for a session whose model is ready; DeadlineExceededError after `max_wait_secs`."""
         self._target = master
         limit_s = float("inf") if max_wait_secs is None else max_wait_secs
         deadline_s, pause_s = time.monotonic() + limit_s, min(FIRST_PAUSE_S, self._recovery_wait_secs)
@@ -156,7 +164,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             session = tf1.Session(master, graph=self._graph, config=config)
             try:
                 why_local, why = self._why_not_ready(session)
-                if why_local is None and why is None:  # in this order: a chief clears the mark before it begins
+                if why_local is None and why is None:  # in this order: a chief clears the mark first
                     why = self._why_not_whole(master, config)
             except BaseException:
                 self._safe_close(session)
@@ -175,7 +183,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             pause_s = min(PAUSE_FACTOR * pause_s, self._recovery_wait_secs)
 
     def _why_not_whole(self, master: str, config: Any) -> str | None:
-        """Why a model whose variables all have values is none yet; None if it is."""
+        """Why a model whose variables all have values is still incomplete; None if it is whole."""
         if not master or not is_elsewhere(self._graph):
             return None
         mark = WholeMark(master, self._graph, config)
@@ -185,7 +193,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             mark.close()
 
     def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
-        """The answers of the two checks; None, None if the model is ready."""
+        """Results of the two readiness checks; (None, None) if the model is ready."""
         is_initialized, why_local = self._try_run_local_init_op(session)
         if not is_initialized:
             return why_local or "not ready", None
@@ -197,19 +205,22 @@ def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-# -- a model that outlives its chief -----------------------------------------------------------------------------
-# Variables on the servers of other processes live on when the chief dies, and workers train them meanwhile: a chief that comes back must not
-# put an older state over theirs.  That all variables are initialized is not enough to go by: a chief may have died while it initialized or
-# restored them, with some of them old and some new.  So whoever makes a model whole takes the mark away first and sets it last.  Nor is it
-# for a worker: where one of several servers was lost, the others have their variables while the chief puts all back.
+# -- a model that outlives its chief ---------------------------------------------------------------
+# Variables on other processes' servers survive a dead chief, and the workers go on training them.
+# A restarted chief must not overwrite them with an older state.  It cannot rely on "all variables
+# are initialized": its predecessor may have died while it initialized or restored them, and left
+# some old and some new.  So a chief clears the mark before it touches a model, and sets it when the
+# model is whole.  Workers check the mark, too: if one of several servers was lost, the other
+# servers' variables have values while the chief restores all of them.
 NAME = "procsv/model_is_whole"  # shared by all sessions on these servers
 
 
 class WholeMark:
-    """The mark of the model of `graph` behind `master`; ends with `close`.
+    """Marks whether the model of `graph` behind `master` is whole; release it with `close`.
 
-    It is a variable beside the model's first one, with the life of the process that holds both.  It is made by a graph and a session of
-    its own: the program's graph, savers and checks of readiness do not know of it.
+    The mark is a variable beside the model's first variable, and lives as long as the process that
+    holds both.  A graph and a session of its own access it, so the program's graph, savers and
+    readiness checks do not see it.
     """
 
     def __init__(self, master: str, graph: Any, config: Any) -> None:
@@ -226,7 +237,10 @@ class WholeMark:
         return bool(self._session.run(self._is_there)) and bool(self._session.run(self._value))
 
     def is_cleared(self) -> bool:
-        """Whether a chief is making the model whole, or has died at that.  Of a chief that knows no mark there is none."""
+        """Whether a chief is making the model whole, or died while it did.
+
+        False if the chief does not use the mark.
+        """
         return bool(self._session.run(self._is_there)) and not bool(self._session.run(self._value))
 
     def set(self) -> None:
@@ -242,7 +256,7 @@ class WholeMark:
 def is_elsewhere(graph: Any) -> bool:
     """Whether variables of `graph` lie in other processes.
 
-    Those without a job of their own lie where the session begins: in this process, if it has a server.
+    A variable without a job lies where the session is opened: in this process, if it has a server.
     """
     own = _own_tasks()
     for variable in graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
@@ -253,7 +267,7 @@ def is_elsewhere(graph: Any) -> bool:
 
 
 def _own_tasks() -> set[tuple[str, int]]:
-    """Job and task of the servers in this process, of which TensorFlow keeps no list."""
+    """Job and task of this process's servers; TensorFlow keeps no list of them."""
     servers = [found.server_def for found in gc.get_objects() if type(found) is server_lib.Server]
     return {(server.job_name, server.task_index) for server in servers}
 

@@ -1,9 +1,10 @@
 """`procsv.Supervisor`: a drop-in for tf.compat.v1.train.Supervisor.
 
-Used by a training program, under `procsv launch` or by itself.  Constructor defaults, services, stop and errors are
-those of TensorFlow's class, which it extends.  The differences: checkpoints are snapshots taken between two steps and
-written by the checkpoint service, the summary service writes events, a session starts from the newest state in memory
-or on disk, and one that ends leaves a last checkpoint.
+A training program uses it under `procsv launch` or without it.  It extends TensorFlow's class and
+keeps the constructor's defaults, the services, the stop and the errors.  It differs in four points:
+checkpoints are snapshots that are taken between two steps and written by the checkpoint service;
+the summary service writes events; a session starts from the newest state in memory or on disk; and
+a session that ends leaves a last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from procsv.training.summaries.writer import SummaryWriter
 tf1 = tf.compat.v1
 log = tf1.logging
 
-# TensorFlow's constructor without the decorator that advises another class.
+# TensorFlow's constructor without the decorator that recommends another class.
 _construct = getattr(tf_supervisor.Supervisor.__init__, "__wrapped__", tf_supervisor.Supervisor.__init__)
 _TENSORFLOWS_ARGUMENTS = frozenset(inspect.signature(_construct).parameters) - {"self"}
 
 
 class Supervisor(tf_supervisor.Supervisor):
-    """A training helper that checkpoints models and computes summaries, in other processes.
+    """A training helper that saves checkpoints and writes summaries in other processes.
 
-    It has all arguments and methods of `tf.compat.v1.train.Supervisor`, and two arguments more:
+    It has all arguments and methods of `tf.compat.v1.train.Supervisor`, and two more arguments:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
-            --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time, never closer
-            than 0.1 s.  None: only with each checkpoint.
+        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By
+            default `procsv launch --snapshot-secs` decides.  "auto" spaces them so that they cost
+            at most 1 % of the training time, never closer than 0.1 s.  None: only with each
+            checkpoint.
         final_checkpoint: Whether the end of a session leaves a checkpoint of its last state.
     """
 
@@ -79,7 +81,7 @@ class Supervisor(tf_supervisor.Supervisor):
     ) -> None:
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
         check_graph_mode("Supervisors")
-        self._runtime: Runtime | None = None  # None: it behaves as TensorFlow's class
+        self._runtime: Runtime | None = None  # None: behaves like TensorFlow's class
         self._controller: SessionController | None = None  # None without a runtime
         self._graph_added_to_summary = False
         self._attach(given)
@@ -89,11 +91,12 @@ class Supervisor(tf_supervisor.Supervisor):
             self._controller = self._make_controller(self._runtime, snapshot_secs, final_checkpoint)
 
     def _attach(self, given: dict[str, Any]) -> None:
-        """Finds the run of this supervisor and makes a chief's summary writer; changes `given`."""
+        """Finds this supervisor's run and makes a chief's summary writer; modifies `given`."""
         if given["graph"] is None:
             given["graph"] = tf1.get_default_graph()
         if not given["is_chief"]:
-            self._runtime = current()  # a worker has no logdir, but its steps are watched, and it can be stopped
+            # A worker has no logdir, but procsv watches its steps and can stop it.
+            self._runtime = current()
             return
         self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
@@ -109,7 +112,7 @@ class Supervisor(tf_supervisor.Supervisor):
             controller.manager = self._session_manager
         return controller
 
-    # -- defaults --------------------------------------------------------------------------------------------
+    # -- defaults ----------------------------------------------------------------------------------
     def _init_session_manager(self, session_manager: Any = None) -> None:
         if session_manager is None:
             session_manager = SessionManager(
@@ -123,13 +126,16 @@ class Supervisor(tf_supervisor.Supervisor):
         self._session_manager = session_manager
 
     def _default_global_step_tensor(self) -> Any:
-        """The tensor or variable named global_step; of a resource variable the tensor is only a handle."""
+        """Returns the tensor or variable named global_step.
+
+        A resource variable's tensor is only a handle, so the variable itself is returned.
+        """
         for variable in tf1.global_variables():
             if variable.op.name == "global_step" and variable.dtype.base_dtype in (tf.int32, tf.int64):
                 return variable
         return super()._default_global_step_tensor()
 
-    # -- the start of a session ------------------------------------------------------------------------------------
+    # -- start of a session ------------------------------------------------------------------------
     def prepare_or_wait_for_session(
         self,
         master: str = "",
@@ -138,7 +144,10 @@ class Supervisor(tf_supervisor.Supervisor):
         max_wait_secs: float = 7200,
         start_standard_services: bool = True,
     ) -> Any:
-        """A session with the newest state, or an initialized one; for a non-chief, one whose model is ready."""
+        """Returns a session with the newest state, or with initialized variables.
+
+        A task other than the chief gets a session whose model is ready.
+        """
         master = resolve_master(master)
         self._coord.may_be_idle = bool(master)
         self._coord.free = None
@@ -154,7 +163,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if controller.manager is not None:
             controller.manager.runtime = runtime if controller.has_plan else None
         elif controller.has_plan:
-            ask_newest(runtime, durable_only=True)  # the last trainer's state becomes a checkpoint that it will find
+            # The last trainer's state becomes a checkpoint that the program's own manager finds.
+            ask_newest(runtime, durable_only=True)
         waits = wait_for_checkpoint or not self._is_chief
         with runtime.heartbeat.waiting(max_wait_secs) if waits else contextlib.nullcontext():
             sess = super().prepare_or_wait_for_session(
@@ -165,11 +175,11 @@ class Supervisor(tf_supervisor.Supervisor):
         return sess
 
     def _is_beside_its_chief(self, controller: SessionController) -> bool:
-        """Whether this worker's process trains with another session."""
+        """Whether this worker's process already trains with another session."""
         return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
-        """Writes graph files and events; the summary service writes the text of the graph."""
+        """Writes graph files and events; the summary service writes the graph's text."""
         if self._controller is None:
             super()._write_graph()
             return
@@ -180,7 +190,7 @@ class Supervisor(tf_supervisor.Supervisor):
             self._graph_added_to_summary = True
 
     def start_standard_services(self, sess: Any) -> Any:
-        """Starts the summary, step counter and checkpoint services for `sess`; returns their threads."""
+        """Starts the summary, step counter and checkpoint services; returns their threads."""
         if not self._is_chief:
             raise RuntimeError(
                 "Only chief supervisor can start standard services. Because only chief supervisors can write events."
@@ -206,14 +216,17 @@ class Supervisor(tf_supervisor.Supervisor):
         if self._save_model_secs:
             training.save_first_state()
         if self._save_path and self._save_model_secs and getattr(self._saver, "_is_empty", False):
-            self._saver.save(sess, self._save_path, global_step=self._global_step)  # writes a .meta and nothing else
+            self._saver.save(sess, self._save_path, global_step=self._global_step)  # writes only a .meta file
         return service_threads.start_standard(self, sess, training)
 
-    # -- its course -----------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
     def loop(
         self, timer_interval_secs: float | None, target: Any, args: Any = None, kwargs: Any = None
     ) -> service_threads.TimedThread:
-        """Starts a thread that calls `target` every `timer_interval_secs`, or without pause if None, until the stop."""
+        """Starts a thread that calls `target` every `timer_interval_secs` until the stop.
+
+        With None it calls `target` without a pause.
+        """
         clock = SystemClock()
         looper = service_threads.TimedThread(
             self._coord, self._graph, clock, timer_interval_secs, target=target, args=args, kwargs=kwargs
@@ -222,14 +235,17 @@ class Supervisor(tf_supervisor.Supervisor):
         return looper
 
     def summary_computed(self, sess: Any, summary: Any, global_step: Any = None) -> None:
-        """Writes `summary`, a Summary or a serialized one, at `global_step` (None: the step now)."""
+        """Writes `summary`, which may be serialized, at `global_step` or the present step."""
         if global_step is None and self._global_step is not None and self._summary_writer:
             global_step = service_threads.read_step(sess, self._global_step)
         super().summary_computed(sess, summary, global_step)
 
-    # -- its end --------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
-        """Stops services and threads, saves the last state, closes the summary writer.  Does not close the session."""
+        """Stops services and threads, saves the last state and closes the summary writer.
+
+        It does not close the session.
+        """
         controller = self._controller
         if controller is None:
             super().stop(threads, close_summary_writer, ignore_live_threads)
@@ -245,7 +261,7 @@ class Supervisor(tf_supervisor.Supervisor):
             controller.runtime.record_failure(error)
             raise
         finally:
-            controller.save_last_state(saved_step)  # if a thread has trained on after the stop
+            controller.save_last_state(saved_step)  # a thread may have gone on training after the stop
             controller.end_session()
             if close_summary_writer and self._summary_writer:
                 self._summary_writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.STOP))
@@ -263,9 +279,9 @@ class Supervisor(tf_supervisor.Supervisor):
         start_standard_services: bool = True,
         close_summary_writer: bool = True,
     ) -> Iterator[Any]:
-        """A session with the newest state, its services around it; stopped, saved and closed at the end.
+        """Opens a session with the newest state and its services; stops, saves and closes it.
 
-        The error that is raised from the block is the first that was reported.
+        The block raises the first error that was reported.
         """
         try:
             session = self.prepare_or_wait_for_session(
@@ -280,7 +296,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 yield session
             except Exception as error:  # noqa: BLE001  stop() raises it again
                 self.request_stop(error)
-            except BaseException as way_out:  # an interrupt, or the program's end: no later error takes its place
+            except BaseException as way_out:  # an interrupt or an exit; no later error replaces it
                 if self._controller is not None:
                     self._controller.runtime.record_failure(way_out)
                 try:
@@ -295,12 +311,12 @@ class Supervisor(tf_supervisor.Supervisor):
                 session.close()
 
     def _abandon(self, error: BaseException) -> None:
-        """Releases everything of a session that could not be made."""
+        """Releases all resources of a session that could not be opened."""
         if self._controller is not None:
             self._controller.runtime.record_failure(error)
             self._controller.end_session()
         self._coord.request_stop()
-        with contextlib.suppress(Exception):  # the error of making the session is raised
+        with contextlib.suppress(Exception):  # the caller raises the first error
             self._coord.join(stop_grace_period_secs=self._stop_grace_secs, ignore_live_threads=True)
         if self._summary_writer:
             self._summary_writer.close()

@@ -1,6 +1,6 @@
-"""MonitoredTrainingSession: a MonitoredSession with the hooks that training usually has.
+"""MonitoredTrainingSession: a MonitoredSession with the usual hooks for training.
 
-Used by programs.  The hooks, their order and their defaults are TensorFlow's.
+Programs call it.  The hooks, their order and their defaults are TensorFlow's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ log = tf1.logging
 
 
 class _UseDefault:
-    """Equal to TensorFlow's, which programs may pass, too; with a name in signatures."""
+    """The default marker; equal to TensorFlow's, which programs may also pass.
+
+    Unlike TensorFlow's it has a name in signatures.
+    """
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is tf_monitored.USE_DEFAULT
@@ -61,10 +64,11 @@ def MonitoredTrainingSession(
     snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     final_checkpoint: bool = True,
 ) -> MonitoredSession:
-    """A MonitoredSession for training; arguments as `tf.compat.v1.train.MonitoredTrainingSession`'s.
+    """Returns a MonitoredSession with the usual hooks for training.
 
-    Under `procsv launch` a chief without `checkpoint_dir` whose graph has a global step uses the run's logdir.
-    `snapshot_secs` and `final_checkpoint` are as MonitoredSession's.
+    It takes the arguments of `tf.compat.v1.train.MonitoredTrainingSession`.  Under `procsv launch`,
+    a chief without `checkpoint_dir` uses the run's logdir if its graph has a global step.
+    `snapshot_secs` and `final_checkpoint` work as in MonitoredSession.
     """
     summaries = _one_of(save_summaries_steps, save_summaries_secs, (100, None))
     checkpoints = _one_of(save_checkpoint_steps, save_checkpoint_secs, (None, 600))
@@ -106,7 +110,7 @@ def MonitoredTrainingSession(
 
 
 def _one_of(steps: Any, secs: Any, default: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Steps and seconds, what is not given being None; `default` if neither is."""
+    """Returns steps and seconds, None for the one that is not given; `default` if neither is."""
     if steps == USE_DEFAULT and secs == USE_DEFAULT:
         return default
     return (None if steps == USE_DEFAULT else steps), (None if secs == USE_DEFAULT else secs)
@@ -139,9 +143,12 @@ def _checkpoint_hooks(directory: Any, every: tuple[Any, Any], scaffold: Any, sav
     ]
 
 
-# -- in a worker of a distribution strategy ------------------------------------------------------------------
+# -- workers of a distribution strategy ------------------------------------------------------------
 def _elsewhere(context: Any) -> str | None:
-    """Where workers write that must take part in saving, though nobody needs their files; None if they need not."""
+    """The subdirectory for workers that must take part in saving; None if they need not.
+
+    Nobody needs the files that they write there.
+    """
     if type(context._strategy).__name__ not in _COLLECTIVE:
         return None
     return f"tmp_{context.task_type}_{context.task_id}" if context.task_type else "tmp"
@@ -154,7 +161,7 @@ def _place(directory: Any, is_ours: bool, elsewhere: str | None) -> Any:
 
 
 def _fit_for_collectives(context: Any, checkpoints: tuple[Any, Any], summaries: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Workers save at the same steps, or wait for each other for ever."""
+    """Makes all workers save at the same steps: otherwise they wait for each other forever."""
     if _elsewhere(context) is None:
         return checkpoints
     if summaries[1]:
