@@ -1,1 +1,1 @@
-"""Snapshots of any source of state: when they are taken, copied, published and restored."""
+"""Snapshots of any state source: when to take them; how to copy, publish and restore them."""

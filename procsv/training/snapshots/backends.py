@@ -1,6 +1,7 @@
-"""The two ways in which a snapshot leaves the trainer: through a slot, or as a checkpoint that the source writes itself.
+"""The two ways for a snapshot to leave the trainer: a slot, or a checkpoint from the source.
 
-Called by the snapshotter, which decides when.  A run takes one way, chosen at its start and logged once.
+The snapshotter decides when and calls a backend.  A run chooses one backend at its start and logs
+the choice once.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from procsv.training.snapshots.snapshot_queue import Want
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 PAGE_BYTES = 4096
-TRIES_MAX = 3  # to get slots while somebody removes their directory
-SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: a spare slot up to this size is reserved
+TRIES_MAX = 3  # to get slots while another process removes their directory
+SPARE_SHARE_MAX = 1 / 16  # of the free shared memory: reserve a spare slot of up to this size
 
 declare("trainer.capture")
 
@@ -40,43 +41,48 @@ def always() -> bool:
 
 
 class MemoryLoss(msgspec.Struct, frozen=True):
-    """What somebody has removed of the memory for snapshots."""
+    """Snapshot memory that another process has removed."""
 
     path: Path
-    is_alone: bool  # else its directory is gone too, of which the watchdog tells
+    is_alone: bool  # False: its directory is gone too, which the watchdog reports
 
 
 class SnapshotBackend:
-    """How a snapshot is taken.  `capture` runs with the training thread between two calls; beside `reserve` only ahead of it."""
+    """One way to take a snapshot.
+
+    `capture` runs while the training thread is between two calls.  It overlaps `reserve` only if
+    the backend captures ahead.
+    """
 
     def reserve(self) -> None:
-        """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
+        """Gets the memory it needs, without a session; NoRoom on failure.  May take seconds."""
 
     def room_bytes(self) -> int:
-        """The shared memory that it takes; 0: none."""
+        """The shared memory that it takes; 0 if it takes none."""
         return 0
 
     def captures_ahead(self) -> bool:
-        """Whether the next capture can be made now though nothing has been reserved yet."""
+        """Whether the next capture can run now, before anything is reserved."""
         return False
 
     def find_loss(self) -> MemoryLoss | None:
-        """What of that memory somebody has removed since: `reserve` gets it anew."""
+        """Returns memory that another process has removed since; `reserve` replaces it."""
         return None
 
     def warm_up(self) -> None:
-        """Makes the first snapshot cost what the others do."""
+        """Does one-time work, so that the first snapshot costs no more than later ones."""
 
     def prepare_slot(self) -> None:
-        """Does what of the next `capture` can be done while training goes on.  Any thread."""
+        """Does the part of the next `capture` that can run beside training.  Any thread."""
 
     def close(self) -> None:
-        """Lets go of the source."""
+        """Releases the source."""
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
-        """Takes the state; what it returns finishes the work off the training thread and gives the message.
+        """Captures the state; the returned function copies it off the training thread.
 
-        None if there is no room for it now, or if `is_whole`, asked when it is taken, says that it may be torn.
+        That function returns the message that announces the snapshot.  Returns None if there is no
+        room now, or if `is_whole`, called after the capture, says that the state may be torn.
         """
         raise NotImplementedError
 
@@ -88,12 +94,12 @@ class SlotBackend(SnapshotBackend):
     pool: SlotPool
     source: StateSource
     target: str
-    never: frozenset[str] = frozenset()  # slots that the state came from: never to be written
-    _next: SlotWriter | None = None  # begun ahead of its capture
+    never: frozenset[str] = frozenset()  # slots that the state came from; never written
+    _next: SlotWriter | None = None  # begun before its capture
     _beginning: threading.Lock = field(default_factory=threading.Lock)
-    _has_memory: bool = False  # has reserved once
-    _is_ahead: bool = False  # a capture waits for that
-    _is_roomy: bool | None = None  # whether it will succeed, as far as one can see
+    _has_memory: bool = False  # a reservation has succeeded
+    _is_ahead: bool = False  # a capture waits for the reservation
+    _is_roomy: bool | None = None  # whether a reservation will probably succeed; None: not checked yet
 
     @property
     def _spec(self) -> StateSpec:
@@ -102,18 +108,20 @@ class SlotBackend(SnapshotBackend):
 
     def reserve(self) -> None:
         for _ in range(TRIES_MAX - 1):
-            with contextlib.suppress(FileNotFoundError):  # it is being removed just now
+            with contextlib.suppress(FileNotFoundError):  # another process is removing it
                 return self._get_slots()
         return self._get_slots()
 
     def _get_slots(self) -> None:
-        make_private_dir(self.pool.shm_dir)  # somebody may have removed it under the run
+        make_private_dir(self.pool.shm_dir)  # another process may have removed it
         with self._beginning:
-            self._drop_next()  # its slot may be one of those that are gone
-        # With two, no snapshot can be taken while the service saves one, as the other is the newest and must stay.
+            self._drop_next()  # its slot may be gone
+        # With only two slots, no snapshot can be taken while the service saves one: the other slot
+        # holds the newest snapshot and must stay.
         has_spare = self._size <= SPARE_SHARE_MAX * self._room()
         for memory in self.pool.reserve(self._size, SLOTS_DEFAULT + has_spare, never=self.never):
-            np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0  # the first touch is slow: not in a step
+            # The first touch of a page is slow, so it must not happen in a step.
+            np.frombuffer(memory, np.uint8)[HEADER_BYTES::PAGE_BYTES] = 0
         self._has_memory = True
 
     @property
@@ -122,22 +130,22 @@ class SlotBackend(SnapshotBackend):
         return self._spec.layout.end - HEADER_BYTES + self._spec.toc_size
 
     def _room(self) -> int:
-        """Bytes that are free in the shared memory."""
+        """Free bytes in the shared memory."""
         there = os.statvfs(self.pool.shm_dir)
         return there.f_bavail * there.f_frsize
 
     def room_bytes(self) -> int:
-        return (SLOTS_DEFAULT + 1) * (
-            HEADER_BYTES + self._size
-        )  # one is for a trainer that restores, while the next fills its own
+        # One extra: the slot that a trainer restores from stays while the trainer fills its own.
+        return (SLOTS_DEFAULT + 1) * (HEADER_BYTES + self._size)
 
     def captures_ahead(self) -> bool:
-        """Once, if the source's captures need no slot, and there will be slots as far as one can see."""
+        """True once, if the source's captures need no slot and slots will probably be there."""
         if self._has_memory or self._is_ahead or not self.source.captures_views:
             return False
-        if self._is_roomy is None:  # asked once: the call waits for a reservation that is under way
+        # Checked once, because the caller waits while a reservation is under way.
+        if self._is_roomy is None:
             self._is_roomy = False
-            with contextlib.suppress(FileNotFoundError):  # the directory is made when it is reserved
+            with contextlib.suppress(FileNotFoundError):  # `reserve` makes the directory
                 self._is_roomy = self._room() > SLOTS_DEFAULT * (HEADER_BYTES + self._size)
         return self._is_roomy
 
@@ -153,7 +161,10 @@ class SlotBackend(SnapshotBackend):
             self._next = self._next or self.pool.begin_snapshot()
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
-        """None if the service still reads every slot but the newest READY one, or if slots are lost."""
+        """Returns None if no slot is free or slots are lost.
+
+        No slot is free while the service still reads every slot except the newest READY one.
+        """
         if self.captures_ahead():
             return self._capture_ahead(sequence, want, is_whole)
         if self.pool.find_lost():
@@ -174,7 +185,7 @@ class SlotBackend(SnapshotBackend):
         return lambda: self._publish(writer, captured, sequence, want)
 
     def _capture_ahead(self, sequence: int, want: Want, is_whole: Callable[[], bool]) -> Callable[[], Message] | None:
-        """Views, for a slot of those that are being reserved; NoRoom when it is published if none could be had."""
+        """Captures views before there is a slot; publishing raises NoRoom if none comes."""
         failpoint("trainer.capture")
         captured = self.source.capture(None)
         if not is_whole():
@@ -213,11 +224,12 @@ class SlotBackend(SnapshotBackend):
 
 @dataclass(slots=True)
 class StagingBackend(SnapshotBackend):
-    """The source writes a checkpoint on the training thread, into a directory that the checkpoint service takes over.
+    """Lets the source write a checkpoint on the training thread; the service takes it over.
 
-    For states that no slot can hold, and where no slot can be had.  The directory lies in the first of `directories` that
-    has room (shared memory, then the logdir's disk), and one that had none is not tried again.  `attempt`, of which run, is in
-    its name beside the sequence: a service that starts later must not take it for another attempt's.
+    Used for states that no slot can hold, and if there is no memory for slots.  Of `directories`
+    (shared memory, then the logdir's disk) it uses the first that has room; one without room is not
+    tried again.  The staged directory's name contains sequence, attempt and run, so that a service
+    that starts later does not mistake it for another attempt's.
     """
 
     source: StateSource
@@ -232,7 +244,7 @@ class StagingBackend(SnapshotBackend):
             directory = self.directories[0] / f"staged.{sequence}.{self.attempt}.{self.run}"
             try:
                 if not directory.parent.exists():
-                    make_private_dir(directory.parent)  # somebody has removed it under the run
+                    make_private_dir(directory.parent)  # another process has removed it
                 make_private_dir(directory)
                 saving = contextlib.nullcontext() if runtime is None else runtime.heartbeat.saving()
                 with saving, literal_path(str(directory)) as writable:

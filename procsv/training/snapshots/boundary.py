@@ -1,7 +1,7 @@
-"""The step boundary: the moment between two calls on the training thread, at which the state is whole.
+"""The step boundary: the moment between two calls on the training thread, when state is whole.
 
-Each step of a source of state is one call that passes the boundary.  When nothing is due, that costs a lock, an
-attribute read and two looks at the clock.  How long the calls take is kept in `CallTimes`.
+Each step of a state source is one call that passes the boundary.  If nothing is due, that costs a
+lock, an attribute read and two clock reads.  `CallTimes` keeps the durations of the calls.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from procsv.training.runtime.step_gate import StepGate
 declare("trainer.step")
 
 QUIET_KEPT = 31
-QUIET_MIN = 5  # fewer tell nothing
-CALL_FACTOR_MAX = (
-    5.0  # of the median: what lasts longer is another kind of call, an evaluation say, and counts as that long
-)
+QUIET_MIN = 5  # calls needed for a meaningful median
+# Times the median.  A longer call is another kind, such as an evaluation, and counts as this long.
+CALL_FACTOR_MAX = 5.0
 
 
 class Boundary:
-    """The boundary of the thread that makes it.
+    """The boundary of the thread that creates it.
 
-    `due` is set by anybody; `visit` is then called on the training thread, with the lock held, after the next
-    call.  Whoever else holds `lock` knows that the training thread is between two calls.
+    Any thread may set `due`; after its next call the training thread then calls `visit` with the
+    lock held.  While another thread holds `lock`, the training thread is between two calls.
     """
 
     __slots__ = (
@@ -51,39 +50,44 @@ class Boundary:
     def __init__(self, visit: Callable[[], None]) -> None:
         self.lock = threading.Lock()
         self.due = False
-        self.runs = 0  # calls that have ended; progress for the heartbeat
-        self.elsewhere = 0  # calls on other threads, about
-        self.about: Any = None  # what the source says of the call under way, or of the last one; None: not known
-        # The training thread is in a call or at the boundary: a call of its own from there (a callback's, say)
-        # passes straight through.  Set by that thread alone.
+        self.runs = 0  # finished calls; the heartbeat shows them as progress
+        self.elsewhere = 0  # approximate number of calls on other threads
+        self.about: Any = None  # the source's note on the present or last call; None: unknown
+        # The training thread is in a call or at the boundary.  A nested call, such as one by a
+        # callback, passes straight through.  Only the training thread sets this.
         self.inside = False
-        # The newest call has raised: it may have made half of a step, and only the program knows what becomes of it.
+        # The newest call has raised.  It may have made half a step, and only the program knows what
+        # happens to it.
         self.is_torn = False
         self.thread = threading.get_ident()
         self.visit = visit
-        self.gate: StepGate | None = None  # which a step passes, where the chief may hold this task between two
+        self.gate: StepGate | None = None  # the chief may hold this task here, between two steps
         self.times = CallTimes()
-        self._begun_s = 0.0  # when the step under way began, where steps are no calls
+        self._begun_s = 0.0  # when the present step began, if steps are not calls
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a call that begins here and now would end at the boundary: on its thread, and within no other."""
+        """Whether a call here would end at the boundary: on its thread, and in no other call."""
         return not self.inside and threading.get_ident() == self.thread
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a step is certainly under way; unknown where steps are no calls, as the program's own code lies between two."""
+        """Whether a step is certainly under way.
+
+        False if steps are not calls: the program's own code between two steps looks the same.
+        """
         return self.inside and not self._begun_s
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether the calling thread alone can make a step: always where steps are no calls."""
+        """Whether only the calling thread can make a step; always so if steps are not calls."""
         return bool(self._begun_s) and threading.get_ident() == self.thread
 
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
-        """`call(*args)` as one step of the training thread, with the boundary at its end.
+        """Runs `call(*args)` as one step of the training thread, with the boundary at its end.
 
-        Calls from within, and those of other threads, pass straight through.  `about`: see there.
+        Nested calls and calls on other threads pass straight through.  `about` becomes
+        `self.about`.
         """
         if self.inside or threading.get_ident() != self.thread:
             result = call(*args)
@@ -94,7 +98,7 @@ class Boundary:
             try:
                 if self.gate is not None:
                     call = self.gate.guard(call)
-                begun_s = time.perf_counter()  # not a Clock's: it is read twice a step
+                begun_s = time.perf_counter()  # not from a Clock: it is read twice a step
                 self.is_torn = True
                 result = call(*args)
                 self.is_torn = False
@@ -108,17 +112,17 @@ class Boundary:
         return result
 
     def begin_steps(self) -> None:
-        """From here on this thread is always within a step, until `leave_steps`; each `end_step` ends one and begins the next.
+        """Keeps this thread within a step until `leave_steps`; `end_step` begins the next step.
 
-        For programs whose steps are no calls of ours: their state is whole only where they say so, and nobody else comes
-        to hold the lock.
+        For programs whose steps are not procsv's calls.  Their state is whole only where they say
+        so, so no other thread may get the lock.
         """
         self.lock.acquire()
         self.inside = True
         self._begun_s = time.perf_counter()
 
     def end_step(self) -> None:
-        """The step under way has ended here, at the boundary."""
+        """Ends the present step here, at the boundary."""
         self.times.add_call(time.perf_counter() - self._begun_s)
         failpoint("trainer.step")
         self.runs += 1
@@ -127,12 +131,15 @@ class Boundary:
         self._begun_s = time.perf_counter()
 
     def leave_steps(self) -> None:
-        """What this thread does from here on is no step."""
+        """Marks that this thread makes no more steps."""
         self.inside = False
         self.lock.release()
 
     def is_reached_within(self, timeout_s: float) -> bool:
-        """Whether the training thread is between two calls, or comes there in time; it may be stuck in one for ever."""
+        """Whether the training thread is between two calls, or gets there within `timeout_s`.
+
+        It may be stuck in a call forever.
+        """
         if threading.get_ident() == self.thread:
             return True
         if is_reached := self.lock.acquire(timeout=timeout_s):
@@ -141,7 +148,7 @@ class Boundary:
 
     @contextlib.contextmanager
     def hold_thread(self) -> Iterator[None]:
-        """Keeps the training thread between two calls, from any thread; on that thread, from within a call, too."""
+        """Keeps the training thread between two calls.  Any thread; also within a call."""
         is_training_thread = threading.get_ident() == self.thread
         if is_training_thread and self.inside:
             yield
@@ -157,19 +164,21 @@ class Boundary:
 
 
 class CallTimes:
-    """Times of the training thread's calls, and what those that a snapshot overlaps lose.
+    """Times of the training thread's calls, and what a snapshot costs the calls that overlap it.
 
-    A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture pays for what it copies on write.
-    Both are seen in the length of those steps, against the mean of the others: where other programs make some steps long, they make
-    both kinds long.  Fed by the boundary, read by the snapshotter.  In seconds.  `add_call` is called on the training thread, the others by
-    whoever takes the snapshot.
+    A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture
+    pays for its copies on write.  Both show in the length of those steps compared with the mean of
+    the others: if other programs slow some steps down, they slow both kinds.
+
+    The boundary feeds it, the snapshotter reads it.  Times are in seconds.  `add_call` runs on the
+    training thread, the other methods on the thread that takes the snapshot.
     """
 
     __slots__ = ("_is_copied", "_lost", "_overlapped", "_quiet")
 
     def __init__(self) -> None:
         self._quiet: deque[float] = deque(maxlen=QUIET_KEPT)
-        self._overlapped: list[float] | None = None  # calls since the last capture, as long as its copy runs
+        self._overlapped: list[float] | None = None  # calls since the last capture, while its copy runs
         self._is_copied = False
         self._lost: float | None = None
 
@@ -182,21 +191,21 @@ class CallTimes:
             self._lost, self._overlapped = self._sum_loss(self._overlapped), None
 
     def captured(self) -> None:
-        """Calls from here on are beside a copy, or copy on write."""
+        """Marks a capture: the next calls run beside a copy or copy on write."""
         self._overlapped, self._is_copied = [], False
 
     def copied(self) -> None:
-        """The call that is under way, or the next one, is the last that the snapshot has slowed."""
+        """Marks the end of a copy: the present or next call is the last one it slows down."""
         self._is_copied = True
 
     def take_lost(self) -> float | None:
-        """What the calls beside the last snapshot have lost all together, once; None if that is not known."""
+        """Returns once what the last snapshot cost the calls beside it; None if unknown."""
         lost, self._lost = self._lost, None
         return lost
 
     @property
     def median_s(self) -> float:
-        """Of the calls that no snapshot overlaps; 0.0: not known."""
+        """Median of the calls that no snapshot overlaps; 0.0 if unknown."""
         quiet = list(self._quiet)
         return statistics.median(quiet) if len(quiet) >= QUIET_MIN else 0.0
 

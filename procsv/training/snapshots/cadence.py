@@ -1,18 +1,20 @@
 """Interval between snapshots.  Pure: costs in, seconds out.
 
-`auto` spaces snapshots so that what they cost the training stays under COST_SHARE_MAX of its time, never closer than
-INTERVAL_S_MIN and two steps.  The cost is the stall on the training thread, and what the steps lose that run beside the copy or
-copy on write after the capture.  Steps differ by themselves, by more than a small snapshot costs: what they lose is the mean over
-many snapshots, less its standard error, so that noise alone never makes snapshots rare.  Where they lose nothing, the copying still
-takes a core and memory bandwidth from others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What
-was chosen, and why, goes into the heartbeat (`told`).
+`auto` spaces snapshots so that they cost at most COST_SHARE_MAX of the training time, but never
+closer than INTERVAL_S_MIN and two steps.  The cost has two parts: the stall on the training thread,
+and the delay of steps that run beside the copy or that copy on write after the capture.  Step times
+vary by more than a small snapshot costs, so the delay is the mean over many snapshots minus its
+standard error: noise alone never makes snapshots rare.  Even if steps lose nothing, the copy takes
+a core and memory bandwidth from other programs.  COPY_SHARE of the copy counts, so copying never
+takes more than a tenth of a core.  The heartbeat shows the choice and the reason (`told`).
 
-Where shared memory has no room, the training thread writes each snapshot to disk, which costs far more.  At 1 % of the time there would be
-one in ten minutes, say, and a crash would cost those.  So then up to STAGED_SHARE_MAX is paid for one in STAGED_S.
+If shared memory has no room, the training thread writes each snapshot to disk, which costs far
+more.  At 1 % of the time there might be one snapshot in ten minutes, and a crash would lose that
+much training.  So the limit then rises to STAGED_SHARE_MAX, for one snapshot every STAGED_S.
 
-Where another machine keeps copies (`Copies`), the interval that is told is what the loss of this machine costs: it ends when the copy
-of the next snapshot is whole there.  A fixed one is kept by capturing so much earlier; auto captures when it would without, and tells so
-much more.
+If another machine keeps copies (`Copies`), the reported interval is what the loss of this machine
+costs: it ends when the copy of the next snapshot is whole there.  A fixed interval is kept by
+capturing earlier.  `auto` captures as it would without copies, and reports the longer interval.
 """
 
 from __future__ import annotations
@@ -26,41 +28,37 @@ from procsv.ipc.shm.heartbeat import Snapshots, Spacing
 COST_SHARE_MAX = 0.01
 STAGED_SHARE_MAX, STAGED_S = 0.05, 60.0
 INTERVAL_S_MIN = 0.1
-STEPS_MIN = 2  # the one after a capture may be slower, and is to be compared with another
+STEPS_MIN = 2  # the step after a capture may be slower; another one is needed to compare
 COPY_SHARE = 0.1
-INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put at stake
+INTERVAL_S_MAX = 600.0  # the most training to put at stake, no matter what a snapshot costs
 SMOOTHING = 0.3  # weight of the newest measurement
 LOSSES_KEPT = 32
-FIRST_SHARE_MAX = 0.05  # until there is a second one: the first capture of a process also does what is done once
-PAUSE_SHARE_MIN = (
-    0.5  # of the interval, from one that is published to the next: copies that take long never double the cost
-)
-_FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # what is at stake is never to be more
-_COPIED = (
-    *_FIXED,
-    Spacing.AUTO_LEAST,
-    Spacing.AUTO_COST,
-)  # those that reckon with copies: checkpoints have times of their own
+FIRST_SHARE_MAX = 0.05  # until the second snapshot: a process's first capture includes one-time work
+# Of the interval, from one publication to the next snapshot: slow copies never double the cost.
+PAUSE_SHARE_MIN = 0.5
+_FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # a limit on what is at stake
+# These take copies into account; checkpoints have their own times.
+_COPIED = (*_FIXED, Spacing.AUTO_LEAST, Spacing.AUTO_COST)
 LAGS_KEPT = 8  # the longest of them counts
-CAPTURES_KEPT = 16  # without a copy in so many, nobody keeps any
+CAPTURES_KEPT = 16  # after so many captures without a copy, no machine keeps copies
 
 
 class Copies(msgspec.Struct):
-    """Copies of the chief's snapshots on another machine, as the chief hears of them: how long each takes to be whole there.
+    """The delays until copies of the chief's snapshots are whole on another machine.
 
-    That somebody keeps them is only known from the copies that come: where the newest snapshots have none, as nobody does any
-    more, or cannot, it is as if there had never been any.  Times are monotonic seconds.
+    The chief learns that a machine keeps copies only from the copies themselves.  If the newest
+    snapshots have no copy, because no machine makes them any more, or none can, the cadence ignores
+    copies altogether.  Times are monotonic seconds.
     """
 
     lags_s: list[float] = []  # of the newest copies
-    lates_s: list[
-        float
-    ] = []  # of the newest snapshots, from when each was due to its capture: the step under way, and those of other tasks
-    _captured_s: dict[int, float] = {}  # of the newest snapshots, by sequence
-    _kept: int = 0  # the newest sequence that has been copied
+    # From due time to capture, of the newest snapshots: what was left of the step, in all tasks.
+    lates_s: list[float] = []
+    _captured_s: dict[int, float] = {}  # capture times of the newest snapshots, by sequence
+    _kept: int = 0  # the newest copied sequence
 
     def captured(self, sequence: int, now_s: float, due_s: float | None = None) -> None:
-        """`due_s`: when it was to be; None: it was asked for."""
+        """Records a capture that was due at `due_s`; None if the snapshot was requested."""
         if due_s is not None:
             self.lates_s = [*self.lates_s[1 - LAGS_KEPT :], now_s - due_s]
         self._captured_s[sequence] = now_s
@@ -70,48 +68,51 @@ class Copies(msgspec.Struct):
             self.lags_s = []
 
     def kept(self, sequence: int, now_s: float) -> None:
-        """Another machine has that one whole."""
-        if (
-            captured_s := self._captured_s.get(sequence)
-        ) is not None:  # else it is of an attempt before, or too old to tell
+        """Records that another machine has a whole copy of `sequence`."""
+        # Without a capture time, the snapshot is from a previous attempt or too old.
+        if (captured_s := self._captured_s.get(sequence)) is not None:
             self.lags_s = [*self.lags_s[1 - LAGS_KEPT :], now_s - captured_s]
             self._kept = max(self._kept, sequence)
 
     def captured_s(self, sequence: int) -> float | None:
-        """When that was; None: not known."""
+        """The time of that capture; None if unknown."""
         return self._captured_s.get(sequence)
 
     @property
     def lag_s(self) -> float:
-        """From a capture to its copy, as it was at worst of late; 0.0: nobody keeps any."""
+        """The longest recent delay from a capture to its copy; 0.0 if no machine keeps copies."""
         return max(self.lags_s, default=0.0)
 
     @property
     def late_s(self) -> float:
-        """How long after it is due a snapshot is captured, as it was at worst of late."""
+        """The longest recent delay from due time to capture."""
         return max(self.lates_s, default=0.0)
 
 
 class Cadence(msgspec.Struct):
-    """`fixed_s` None means auto; 0.0 means no snapshots but those that are asked for.
+    """The interval between snapshots, and the measured costs that it depends on.
 
-    `at_most_s` is the time between checkpoints (0.0: none by time): there is a snapshot for each of them.
+    `fixed_s` None means auto; 0.0 means only requested snapshots.  `at_most_s` is the time between
+    checkpoints (0.0: none by time): each checkpoint needs a snapshot.
     """
 
     fixed_s: float | None
     at_most_s: float = 0.0
     least_s: float = INTERVAL_S_MIN
-    is_staged: bool = False  # shared memory has no room: snapshots are files
-    step_s: float = 0.0  # a step's median; 0.0: not known
+    is_staged: bool = False  # no room in shared memory: snapshots are files
+    step_s: float = 0.0  # median of a step; 0.0: unknown
     copy_s: float = 0.0
-    losses_s: list[float] = []  # of the newest snapshots: what the steps beside each, and after it, have lost
-    stall_s: float = 0.0  # of the last one
+    losses_s: list[float] = []  # loss of the steps beside and after each of the newest snapshots
+    stall_s: float = 0.0  # by the newest snapshot
     mean_stall_s: float = 0.0
     taken: int = 0
     copies: Copies = msgspec.field(default_factory=Copies)
 
     def learn(self, stall_s: float, copy_s: float, lost_s: float | None = None, step_s: float = 0.0) -> None:
-        """Takes in what one snapshot cost; `lost_s`: what the steps beside the one before have lost, if that is known."""
+        """Records what one snapshot cost.
+
+        `lost_s` is what the steps beside the previous snapshot lost, if that is known.
+        """
         self.mean_stall_s = self._smooth(self.mean_stall_s, stall_s)
         self.copy_s = self._smooth(self.copy_s, copy_s)
         if lost_s is not None:
@@ -124,29 +125,31 @@ class Cadence(msgspec.Struct):
 
     @property
     def lost_s(self) -> float:
-        """What the steps beside a snapshot lose, as far as that is beyond chance."""
+        """What the steps beside a snapshot lose, beyond chance."""
         count = len(self.losses_s)
         if count < 2:
             return 0.0
         mean_s = sum(self.losses_s) / count
-        # By hand: the statistics module reckons with fractions, which costs half as much as a small snapshot.
+        # Not by the statistics module: it uses fractions, which costs half as much as a small
+        # snapshot.
         variance = sum((loss_s - mean_s) ** 2 for loss_s in self.losses_s) / (count - 1)
         return max(0.0, mean_s - math.sqrt(variance / count))
 
     @property
     def cost_s(self) -> float:
-        """Of a snapshot."""
+        """The cost of one snapshot."""
         return self.mean_stall_s + max(self.lost_s, COPY_SHARE * self.copy_s)
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one snapshot to the next, what its copy takes included; 0.0: none are due."""
+        """Seconds from one snapshot to the next, including its copy; 0.0 if none are due."""
         return self.told().interval_s
 
     def next_due_s(self, published_s: float, sequence: int = 0) -> float | None:
-        """When the one after snapshot `sequence` is due, which was published at that time; None: never.
+        """When the next snapshot is due after `sequence` was published at `published_s`.
 
-        A copy counts from the capture on, and the next one waits for the end of a step, and for tasks that are held for it.
+        None means never.  A copy's age counts from the capture, and the next capture waits for the
+        end of a step and for the tasks that are held for it.
         """
         (chosen_s, spacing), captured_s = self._choose(), self.copies.captured_s(sequence)
         if not chosen_s:
@@ -156,12 +159,15 @@ class Cadence(msgspec.Struct):
         return max(published_s + PAUSE_SHARE_MIN * chosen_s, captured_s + self._apart_s(chosen_s, spacing))
 
     def _apart_s(self, chosen_s: float, spacing: Spacing) -> float:
-        """From one capture to when the next is due."""
+        """Seconds from a capture until the next one is due."""
         ahead_s = self._behind_s(chosen_s, spacing) if spacing in _FIXED else 0.0
         return max(PAUSE_SHARE_MIN * chosen_s, chosen_s - ahead_s)
 
     def _behind_s(self, chosen_s: float, spacing: Spacing) -> float:
-        """How long after it is due a snapshot is whole on another machine; 0.0: nobody keeps copies, or that leaves nothing of the interval."""
+        """Seconds from due time until a snapshot is whole on another machine.
+
+        0.0 if no machine keeps copies, or if the delay leaves nothing of the interval.
+        """
         if not self.copies.lag_s or spacing not in _COPIED:
             return 0.0
         behind_s = self.copies.lag_s + max(self.step_s, self.copies.late_s)
@@ -176,7 +182,8 @@ class Cadence(msgspec.Struct):
             chosen = by_cost_s, Spacing.AUTO_COST
         else:
             chosen = INTERVAL_S_MAX, Spacing.AUTO_MOST
-        # One for each checkpoint, whatever it costs; 0.0, none by time, is the longest interval there is.
+        # Each checkpoint needs a snapshot, at any cost.  0.0, no checkpoint by time, is the longest
+        # interval.
         if self.at_most_s and not 0 < chosen[0] < self.at_most_s:
             return self.at_most_s, Spacing.CHECKPOINTS
         return chosen
@@ -186,7 +193,7 @@ class Cadence(msgspec.Struct):
         return min(by_cost_s, max(STAGED_S, self.cost_s / STAGED_SHARE_MAX)) if self.is_staged else by_cost_s
 
     def told(self) -> Snapshots:
-        """The choice as it stands, and what it rests on."""
+        """Returns the present choice and what it is based on."""
         chosen_s, spacing = self._choose()
         interval_s = chosen_s if spacing in _FIXED else chosen_s + self._behind_s(chosen_s, spacing)
         apart_s = self._apart_s(chosen_s, spacing)

@@ -1,8 +1,9 @@
-"""Snapshot queue behind its lock, with what the threads of a snapshotter share beside it: reports of what goes wrong, too.
+"""The snapshot queue behind its lock, and the snapshotter threads' other shared state.
 
-Used by snapshotter.py and its parts.  Whoever holds the lock takes no other one, waits for nothing but its notification, and captures
-and copies nothing.  One thread at a time reserves or captures, the one that has set `is_reserving` or `is_capturing`; both at once only
-where the backend captures ahead of its memory.
+Also reports failures.  snapshotter.py and its parts use it.  A thread that holds the lock takes no
+other lock, waits only for the lock's condition, and neither captures nor copies.  Only the thread
+that has set `is_reserving` or `is_capturing` reserves or captures.  Both happen at once only if the
+backend captures ahead of its memory.
 """
 
 from __future__ import annotations
@@ -25,44 +26,45 @@ Finish = Callable[[], Message]
 
 
 class GuardedQueue:
-    """Everything here is read and changed by who holds `changed`."""
+    """State that threads read and change only while they hold `changed`."""
 
     def __init__(self, cadence: Cadence) -> None:
         self.changed = threading.Condition()
         self.queue = SnapshotQueue(cadence)
         self.is_capturing = self.is_reserving = False
-        self.finishes: dict[int, tuple[Finish, float]] = {}  # what copies each capture, and its stall in seconds
+        self.finishes: dict[int, tuple[Finish, float]] = {}  # how to copy each capture, and its stall in seconds
 
     @contextlib.contextmanager
     def change(self) -> Iterator[SnapshotQueue]:
-        """The queue, with the lock held; everybody looks again afterwards."""
+        """Yields the queue with the lock held, then wakes all waiting threads."""
         with self.changed:
             yield self.queue
             self.changed.notify_all()
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody has the backend to himself."""
+        """Whether a thread uses the backend exclusively."""
         return self.is_capturing or self.is_reserving
 
 
 class FailureReports:
-    """Reports of the snapshots of one source that go wrong: each change of what is wrong once, and that they can be taken again.
+    """Reports each new kind of snapshot failure of one source once, and the recovery.
 
-    Used by snapshotter.py for captures, by snapshot_worker.py for copies.  Any thread; takes the queue's lock.
+    snapshotter.py uses it for captures, snapshot_worker.py for copies.  Any thread; it takes the
+    queue's lock.
     """
 
     def __init__(self, runtime: Runtime, source: StateSource, guarded: GuardedQueue) -> None:
         self._runtime, self._source, self._guarded = runtime, source, guarded
-        self._last_failed = ""  # the gist of why no snapshot can be taken; "" if they can
+        self._last_failed = ""  # summary of why snapshots fail; "" if they do not
 
     def report(self, records: list[Record], failure: Exception, reached: SnapshotState) -> None:
-        """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""
+        """Logs `failure`, unless a waiting caller gets it or the source is merely closed."""
         if self._source.is_closed(failure):
             with self._guarded.change() as queue:
-                queue.stop_cadence()  # there is nothing left to capture
+                queue.stop_cadence()  # nothing is left to capture
             return
-        if strip_numbers(str(failure)) != self._last_failed:  # it is tried again and again
+        if strip_numbers(str(failure)) != self._last_failed:  # every retry fails alike
             self._last_failed = strip_numbers(str(failure))
             self._runtime.connection.note_entry(
                 SnapshotFailed(step=self._runtime.heartbeat.step, error=str(failure), is_last=False)
@@ -71,7 +73,7 @@ class FailureReports:
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
 
     def report_success(self) -> None:
-        """A snapshot was published."""
+        """Records that a snapshot was published."""
         if self._last_failed:
             self._last_failed = ""
             self._runtime.connection.note_entry(SnapshotsResumed(step=self._runtime.heartbeat.step))

@@ -1,6 +1,7 @@
-"""A new trainer's state: asked of the checkpoint service, taken from memory or from a checkpoint.
+"""Ask the checkpoint service for a new trainer's state, and restore it.
 
-Called before the first step.  It never starts from step 0 when there are checkpoints that cannot be used.
+The state comes from memory or from a checkpoint, before the first step.  If there are checkpoints
+but none is usable, training does not start from step 0.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.source import CannotRestore, StateSource
 
-ANSWER_S_MAX = 600.0  # the service may first have to save what the last trainer left
+ANSWER_S_MAX = 600.0  # the service may first have to save the last trainer's state
 
 declare("trainer.restore")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a state came from, for the journal."""
+    """Where a state came from, as the journal records it."""
 
     source: Source
     path: str
     step: int
-    listed: tuple[str, ...] = ()  # the checkpoints there are, oldest first
+    listed: tuple[str, ...] = ()  # existing checkpoints, oldest first
 
 
 FRESH = Origin("fresh", "", -1)
-BY_CHIEF = Origin("chief", "", -1)  # a worker's: the chief has seen to it
+BY_CHIEF = Origin("chief", "", -1)  # of a worker: its chief has restored
 
 
 def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
-    """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
-    runtime.numbers.ask_again()  # where the plan leads, there may be higher ones
+    """Tells the checkpoint service how to name and keep checkpoints, also after its restarts."""
+    runtime.numbers.ask_again()  # the plan may lead to a directory with higher numbers
     runtime.connection.link.introductions[CHECKPOINT] = plan
     runtime.connection.tell_checkpoint(plan)
 
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
-    """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
+    """Asks the checkpoint service which state to start from; UserError if none is good."""
     answer = _ask_state(runtime, durable_only)
     if answer.error:
         raise UserError(answer.error, exit_code=exit_codes.GAVE_UP)
@@ -58,23 +59,27 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 
 
 def number_from_newest(runtime: Runtime) -> None:
-    """Numbers the snapshots of a program that has not restored behind all that are known.
+    """Numbers a program's snapshots after all known ones, if it has not restored.
 
-    Else the service would take its first ones for older than what an earlier program, or attempt, has left, and would not save them.
-    Without an answer the program trains all the same: nothing that has a number too low is acknowledged.
+    Otherwise the service would consider its first snapshots older than an earlier program's or
+    attempt's, and would not save them.  Without an answer the program trains anyway: a snapshot
+    whose number is too low is not acknowledged.
     """
     if runtime.numbers.is_known:
         return
     runtime.heartbeat.enter_phase(Phase.RESTORE)
     try:
         _ask_state(runtime, durable_only=True)
-        runtime.connection.tell_checkpoint(Restored())  # it keeps nothing for us
+        runtime.connection.tell_checkpoint(Restored())  # the service need not keep anything for us
     except UserError as why:
         log.error("procsv: the snapshots of this training may have numbers too low to be saved: %s", why)
 
 
 def _ask_state(runtime: Runtime, durable_only: bool) -> RestoreFrom:
-    """The answer, its error included; UserError if none comes.  From here on snapshots have the right numbers."""
+    """Asks the service and returns its answer, errors included; UserError without an answer.
+
+    From here on snapshots have the right numbers.
+    """
     try:
         answer = cast(RestoreFrom, runtime.connection.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
     except TimeoutError:
@@ -91,7 +96,7 @@ def _ask_state(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 
 
 def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
-    """Puts the newest state into `source`; FRESH if there is none to put."""
+    """Restores the newest state into `source`; FRESH if there is none."""
     runtime.heartbeat.enter_phase(Phase.RESTORE)
     failpoint("trainer.restore")
     answer = ask_newest(runtime, durable_only=False)
@@ -109,7 +114,7 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
 
 
 def restore_slot(path: Path, source: StateSource) -> None:
-    """Puts the state in slot `path` into `source`."""
+    """Restores the state in slot `path` into `source`."""
     info = next((i for i in scan_slots(path.parent) if i.path == path), None)
     if info is None:
         raise PeerError(f"slot {path.name} is gone")
@@ -119,6 +124,6 @@ def restore_slot(path: Path, source: StateSource) -> None:
     except BaseException:
         reader.close()
         raise
-    # The lock goes, the mapping stays: the source may share its memory.  The service knows (Restored) that this slot is
-    # never to be written again.
+    # Release the lock but keep the mapping: the source may share its memory.  The Restored message
+    # tells the service that nobody may write this slot again.
     reader.release_lock()

@@ -1,8 +1,9 @@
-"""From a capture to a READY slot: copy each view, drop it at once, checksum on the way, publish.
+"""From a capture to a READY slot: copy and drop each view, checksum on the way, publish.
 
-What cannot be held as a view is copied before, within `capture` (`SlotCopy`).  The rest is called by the snapshotter on its own
-thread, in the shadow of the training steps.  numpy copies and xxhash hashes large memory without the GIL; small tensors are copied
-by the pack.  A kill anywhere here leaves a slot in WRITING: torn, never read.
+`SlotCopy` copies arrays that cannot be held as views earlier, within `capture`.  The snapshotter's
+thread does the rest while training runs.  numpy and xxhash process large arrays without the GIL;
+small tensors are copied pack by pack.  A kill anywhere here leaves a slot in WRITING: torn, and
+never read.
 """
 
 from __future__ import annotations
@@ -23,34 +24,39 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.snapshots.slot_layout import UNKNOWN, Pack, SlotLayout
 from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpec
 
-CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
+CHUNK_BYTES = 1 << 20  # copy and hash in turns, so that the hash reads from the cache
 
 declare("trainer.copy")
-PIECE_BYTES = 2 << 20  # some 0.1 ms
+PIECE_BYTES = 2 << 20  # about 0.1 ms
 
 
 class SlotCopy:
-    """The copying of those arrays of a layout that are not `held` (by number), while the training thread waits.
+    """Copies the arrays of a layout that are not `held` while the training thread waits.
 
-    Used by sources of state, within `capture`.  Each piece is copied without giving the interpreter away: to get it back from a busy
-    Python thread takes up to 5 ms, which training would wait for.  Between pieces others get it.
+    `held` is by number.  State sources use it within `capture`.  The copy of a piece keeps the
+    interpreter lock: taking it back from a busy Python thread takes up to 5 ms, for which training
+    would wait.  Between pieces other threads may take the lock.
     """
 
     def __init__(self, layout: SlotLayout, sizes: list[int | None], held: Sequence[bool]) -> None:
-        """The packs of `layout` hold members of one kind only."""
+        """The members of each pack in `layout` are either all held or all copied."""
         self._offsets, self._sizes = layout.offsets, sizes
         self._single = [number for number in layout.single if not held[number]]
         self._packs = [pack for pack in layout.packs if not held[pack.members[0]]]
 
     def copy(self, arrays: list[Any], into: mmap.mmap) -> list[bool]:
-        """Which of `arrays` are in the slot then: of those only the shape is left.  Of another size: copied elsewhere."""
+        """Copies arrays into the slot, and returns which of `arrays` are there.
+
+        It replaces an array in the slot by its shape, and an array of unexpected size by a copy
+        elsewhere.
+        """
         copied = [False] * len(arrays)
         for number in self._single:
             array, size = arrays[number], self._sizes[number]
             if array.nbytes == size:
                 _copy(into, self._offsets[number], array)
                 arrays[number], copied[number] = array.shape, True
-            elif array.dtype != object:  # strings reach Python as copies
+            elif array.dtype != object:  # string arrays are already copies
                 arrays[number] = np.array(array, copy=True)
         for pack in self._packs:
             members = [arrays[number] for number in pack.members]
@@ -75,16 +81,16 @@ def _copy(into: mmap.mmap, offset: int, array: Any) -> None:
 
 
 def flat_bytes(array: Any) -> Any:
-    """The bytes of `array` in C order, as a flat uint8 array; a view where the memory allows."""
+    """The bytes of `array` in C order, as a flat uint8 array; a view if possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, sequence: int, target: str) -> SlotInfo:
-    """Fills `writer`'s slot with `captured` and makes it READY.  NoRoom if it had to grow and could not."""
+    """Fills `writer`'s slot with `captured` and makes it READY; NoRoom if it cannot grow."""
     failpoint("trainer.copy")
     if captured.view is not None:
         captured.arrays, captured.view = captured.view(captured.arrays), None
-    spec = captured.spec or spec  # the view may have found what else is to be saved
+    spec = captured.spec or spec  # making the views may have found more to save
     filling = _Filling(spec, captured)
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)
@@ -93,7 +99,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
 
 
 class _Filling:
-    """One snapshot on its way into a slot: what is known of each tensor, by number."""
+    """One snapshot on its way into a slot, with the facts about each tensor by number."""
 
     def __init__(self, spec: StateSpec, captured: Captured) -> None:
         self._captured, self._layout = captured, spec.layout
@@ -105,7 +111,10 @@ class _Filling:
         self._late = self._place_the_late()
 
     def _place_the_late(self) -> dict[int, Any]:
-        """The bytes of those that have no place in the layout: strings, and what is not of the size that was expected."""
+        """Places the tensors that have no place in the layout, and returns their bytes.
+
+        These are strings, and tensors of unexpected size.
+        """
         late, self.end = dict[int, Any](), self._layout.end
         for number, array in enumerate(self._captured.arrays):
             if self._captured.copied[number]:
@@ -122,9 +131,9 @@ class _Filling:
             if number not in self._elsewhere:
                 self._fill_one(number, place)
         for pack in self._layout.packs:
-            if pack.members[0] in self._elsewhere:  # then all of them are
+            if pack.members[0] in self._elsewhere:  # all members are
                 continue
-            if self._captured.copied[pack.members[0]]:  # then all of them are
+            if self._captured.copied[pack.members[0]]:  # all members are
                 self._hash(pack, memory)
             elif self._late.keys().isdisjoint(pack.members):
                 memory[pack.offset : pack.end] = pack.join([self._captured.arrays[number] for number in pack.members])
@@ -139,7 +148,7 @@ class _Filling:
                 self.hashes[number] = digest
 
     def _fill_one(self, number: int, memory: Any) -> None:
-        """Copies one tensor and drops the view of it: the next update of this variable need not copy it then."""
+        """Copies one tensor and drops its view, so the next variable update need not copy it."""
         place = memory[self.offsets[number] : self.offsets[number] + self.sizes[number]]
         if self._captured.copied[number]:
             self.hashes[number] = xxhash.xxh3_64_intdigest(place)

@@ -1,8 +1,8 @@
 """Layout of a slot: the place of each tensor.  Pure: sizes in, places out.
 
-Made once by a Capture; followed by it and by slot_fill.py.  Large tensors lie one after the other.  Small ones lie
-behind them in packs, so that thousands of them are written by a few calls: what a small tensor costs is the call, not
-its bytes.  Every tensor begins at a multiple of 64 bytes, in a pack, too.
+A Capture makes one layout and follows it; so does slot_fill.py.  Large tensors come first.  Small
+ones follow in packs, so that a few calls write thousands of them: for a small tensor the call costs
+more than the bytes.  Every tensor starts at a multiple of 64 bytes, also within a pack.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import align
 
 SMALL_BYTES_MAX = 16 << 10  # up to this size a tensor goes into a pack
-PACK_BYTES_MAX = 1 << 20  # so long one call may keep other Python threads waiting (some 0.1 ms)
-UNKNOWN = -1  # the place of a tensor whose size is not known beforehand: behind all others, anew for each snapshot
+PACK_BYTES_MAX = 1 << 20  # one call may block other Python threads for this long (about 0.1 ms)
+# The place of a tensor whose size is unknown: after all others, chosen anew for each snapshot.
+UNKNOWN = -1
 
 
 class Pack(msgspec.Struct, frozen=True):
-    """Small tensors that are neighbours in the slot."""
+    """Small tensors that are adjacent in the slot."""
 
     members: list[int]  # their numbers
     sizes: list[int]  # in bytes
     offset: int
     end: int
-    _template: list[Any]  # a place for each member, each followed by the zeros up to the next
+    _template: list[Any]  # alternately a member's place and the zeros up to the next member
 
     @staticmethod
     def of(members: list[int], sizes: list[int], offset: int) -> Pack:
@@ -39,27 +40,30 @@ class Pack(msgspec.Struct, frozen=True):
         )
 
     def fits(self, arrays: list[Any]) -> bool:
-        """Whether the members (numpy arrays) are as large as was expected."""
+        """Whether the members (numpy arrays) have the expected sizes."""
         return [array.nbytes for array in arrays] == self.sizes
 
     def join(self, arrays: list[Any]) -> bytes:
-        """The bytes from `offset` to `end`; the members are in C order, of any dtype but objects."""
+        """The bytes from `offset` to `end`; members are in C order, of any dtype but object."""
         items = self._template.copy()
         items[::2] = arrays
         return b"".join(items)
 
 
 class SlotLayout(msgspec.Struct, frozen=True):
-    """`offsets` by number; `end` is the first byte after all tensors whose place is known."""
+    """`offsets` by number; `end` is the first byte after all tensors with a known place."""
 
     offsets: list[int]
     packs: list[Pack]
-    single: list[int]  # the numbers of those in no pack
+    single: list[int]  # numbers of the tensors in no pack
     end: int
 
 
 def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> SlotLayout:
-    """Places for tensors of these sizes (None: unknown).  A pack holds members of one of the `groups` of numbers only."""
+    """Places tensors of these sizes (None: unknown).
+
+    All members of a pack are in the same one of the `groups` of numbers.
+    """
     offsets, packs, at = [UNKNOWN] * len(sizes), list[Pack](), HEADER_BYTES
     small = {number: size for number, size in enumerate(sizes) if size is not None and size <= SMALL_BYTES_MAX}
     single = [number for number in range(len(sizes)) if number not in small]
@@ -76,7 +80,7 @@ def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> SlotLayout:
 
 
 def _bunches(sizes: dict[int, int]) -> Iterable[dict[int, int]]:
-    """Parts whose members fit into one pack."""
+    """Splits `sizes` into parts that fit into one pack each."""
     bunch, room = dict[int, int](), PACK_BYTES_MAX
     for number, size in sizes.items():
         if bunch and align(size) > room:

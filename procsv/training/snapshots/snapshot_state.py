@@ -1,13 +1,13 @@
 """Snapshot states: one table.
 
-    REQUESTED   wanted by the cadence, a save, a stop; nothing has been captured yet
+    REQUESTED   wanted by the cadence, a save or a stop; not captured yet
     CAPTURED    taken between two steps, as views or copies that training does not change
-    COPIED      whole outside the training process's own memory: it outlives the process
-    PUBLISHED   the checkpoint service has been told
+    COPIED      whole outside the training process's own memory, so it outlives the process
+    PUBLISHED   announced to the checkpoint service
     DURABLE     it, or a newer one, is a verified checkpoint
-    FAILED      it never came as far as the service, or the service could not save it (and tries again)
+    FAILED      it never reached the service, or the service could not save it (and retries)
 
-Pure.  Asked by snapshot_queue.py alone.
+Pure.  Only snapshot_queue.py uses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from procsv.base.errors import ProcsvBug
 
 
 class SnapshotState(IntEnum):
-    """In the order in which a snapshot passes them."""
+    """The states in the order in which a snapshot passes them."""
 
     REQUESTED = 0
     CAPTURED = 1
@@ -30,12 +30,12 @@ class SnapshotState(IntEnum):
 
 
 class SnapshotEvent(Enum):
-    """What happens to a snapshot."""
+    """An event of a snapshot."""
 
     CAPTURE = auto()
     COPY = auto()
-    OUTGROW = auto()  # there is no room for it: it goes by the other backend, from a new capture
-    LOSE = auto()  # somebody has removed the memory that it lay in: captured anew
+    OUTGROW = auto()  # no room for it: the other backend captures again
+    LOSE = auto()  # another process removed its memory: captured again
     PUBLISH = auto()
     SAVE = auto()
     FAIL = auto()
@@ -53,17 +53,15 @@ TRANSITIONS: Mapping[tuple[SnapshotState, SnapshotEvent], SnapshotState] = {
     (SnapshotState.PUBLISHED, SnapshotEvent.SAVE): SnapshotState.DURABLE,
     (SnapshotState.PUBLISHED, SnapshotEvent.LOSE): SnapshotState.REQUESTED,
     (SnapshotState.PUBLISHED, SnapshotEvent.FAIL): SnapshotState.FAILED,
-    (SnapshotState.FAILED, SnapshotEvent.FAIL): SnapshotState.FAILED,  # the service fails again
+    (SnapshotState.FAILED, SnapshotEvent.FAIL): SnapshotState.FAILED,  # the service's retry failed
     (SnapshotState.FAILED, SnapshotEvent.LOSE): SnapshotState.REQUESTED,
-    (
-        SnapshotState.FAILED,
-        SnapshotEvent.SAVE,
-    ): SnapshotState.DURABLE,  # it has succeeded at last, or a newer one is on disk
+    # The retry succeeded, or a newer snapshot is on disk.
+    (SnapshotState.FAILED, SnapshotEvent.SAVE): SnapshotState.DURABLE,
 }
 
 
 def next_state(state: SnapshotState, event: SnapshotEvent) -> SnapshotState:
-    """ProcsvBug for an event that cannot happen in `state`."""
+    """Returns the state after `event`; ProcsvBug if the event is impossible in `state`."""
     if (state, event) not in TRANSITIONS:
         raise ProcsvBug(f"a snapshot: {event.name} in {state.name}")
     return TRANSITIONS[state, event]

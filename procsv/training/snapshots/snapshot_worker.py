@@ -1,6 +1,6 @@
-"""Work of a snapshotter's thread: get the memory for snapshots, and publish what was captured.
+"""The work of a snapshotter's thread: reserve snapshot memory, and publish captures.
 
-Used by snapshotter.py.
+snapshotter.py uses it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.source import CaptureLost, StateSource
 
 STAGED_S_MIN = 1.0  # between two snapshots that are files
-SLOT = "slot"  # what is lost, in the journal
+SLOT = "slot"  # the journal's name for lost snapshot memory
 
 
 class SnapshotMemory:
-    """Memory for snapshots: had by one backend, had anew where somebody has removed it, and done without by the other backend.
+    """Snapshot memory: one backend reserves it, and replaces it after a removal.
 
-    `backend` is the one to use now.  Any thread; the worker alone looks for what was removed.
+    Without memory the other backend takes over.  `backend` is the one to use now.  Any thread may
+    call; only the worker checks for removed memory.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class SnapshotMemory:
         cadence: Cadence,
         guarded: GuardedQueue,
     ) -> None:
-        """`backends`: the one to use, and the one for when there is no memory for the first."""
+        """`backends`: the preferred one, and the one to use if there is no memory for it."""
         self._runtime, self._clock, self._source, self._cadence = runtime, runtime.clock, source, cadence
         self.backend, self._fallback = backends
-        self._left: SnapshotBackend | None = None  # the one that had no room any more
+        self._left: SnapshotBackend | None = None  # the backend that ran out of room
         self._guarded, self._changed = guarded, guarded.changed
-        self._is_reserved = False  # by `_changed`
+        self._is_reserved = False  # protected by `_changed`
 
     def reserve(self) -> None:
-        """Gets the memory for snapshots, or says once why there is none and falls back.  Any thread."""
+        """Reserves snapshot memory, or logs once why there is none and falls back.  Any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_reserved or not self._guarded.is_busy)
             if self._is_reserved:
@@ -57,18 +58,18 @@ class SnapshotMemory:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the next capture waits until the memory is there.  By the lock."""
+        """Whether the next capture waits for the memory.  The caller holds the lock."""
         return self._guarded.is_reserving and not self.backend.captures_ahead()
 
     def fall_back(self, failure: Exception) -> None:
-        """From here on by the other backend; said once."""
+        """Switches to the other backend for the rest of the run, and logs that once."""
         if self.backend is self._fallback:
             return
         more = f" of {mebibytes} MiB or more" if (mebibytes := -(-self.backend.room_bytes() // 2**20)) else ""
         log.warning(
-            "procsv: no snapshots in memory: %s.  The training thread writes them to disk instead, %s; a crash costs what was trained "
-            "since the last one.  For snapshots in memory, give /dev/shm room%s: docker run --shm-size=…, or in Kubernetes a volume there "
-            "with emptyDir.medium: Memory",
+            "procsv: no snapshots in memory: %s.  The training thread writes them to disk instead, %s; a crash costs "
+            "what was trained since the last one.  For snapshots in memory, give /dev/shm room%s: docker run "
+            "--shm-size=…, or in Kubernetes a volume there with emptyDir.medium: Memory",
             failure,
             "as often as --snapshot-secs says"
             if self._cadence.fixed_s is not None
@@ -79,7 +80,7 @@ class SnapshotMemory:
         self._cadence.least_s, self._cadence.is_staged = STAGED_S_MIN, True
 
     def renew_memory(self) -> None:
-        """Gets the memory anew if somebody has removed it, and has what lay in it captured again."""
+        """Replaces snapshot memory that was removed, and has its snapshots captured again."""
         loss, seen_s = self.backend.find_loss(), self._clock.monotonic()
         if loss is None:
             self._source.keep_files()
@@ -89,7 +90,7 @@ class SnapshotMemory:
                 return
             self._changed.wait_for(lambda: not self._guarded.is_busy)
             if self._guarded.finishes:
-                return  # a capture holds a slot: it is copied first, then this comes again
+                return  # a capture holds a slot: it is copied first, then this is called again
             self._guarded.is_reserving = True
         log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
         if loss.is_alone:
@@ -100,26 +101,29 @@ class SnapshotMemory:
             self._runtime.connection.note_entry(GroundRestored(what=SLOT, path=str(loss.path), seconds=seconds))
 
     def close(self) -> None:
-        """Lets go of source and slots; what lies in the slots stays for whoever needs it."""
+        """Releases source and slots; the snapshots in the slots stay for other processes."""
         self.backend.close()
         if self._left is not None:
             self._left.close()
 
     def _get_memory(self, is_lost: bool = False) -> None:
-        """`is_lost`: what it had was removed.  `is_reserving` is set, and is not at the end."""
+        """Reserves memory for a caller that has set `is_reserving`, and clears that flag.
+
+        `is_lost`: the previous memory was removed.
+        """
         try:
             self.backend.reserve()
         except (NoRoom, OSError, UserError) as failure:
             self.fall_back(failure)
         finally:
-            self._source.keep_files()  # before anything is captured that needs them
+            self._source.keep_files()  # before any capture that needs them
             with self._guarded.change() as queue:
                 self._guarded.is_reserving, self._is_reserved = False, True
                 queue.looked(self._clock.monotonic(), is_lost)
 
 
 class SnapshotPublisher:
-    """Copies what was captured, in that order, and tells the checkpoint service.  On the worker's thread alone."""
+    """Copies captures in order and tells the checkpoint service.  Only on the worker's thread."""
 
     def __init__(
         self,
@@ -130,10 +134,10 @@ class SnapshotPublisher:
         memory: SnapshotMemory,
         failures: FailureReports,
     ) -> None:
-        """`times`: of the steps that a snapshot stalls and slows."""
+        """`times`: of the steps that a snapshot stalls and slows down."""
         self._runtime, self._clock, self._times, self._cadence = runtime, runtime.clock, times, cadence
         self._guarded, self._memory, self._failures = guarded, memory, failures
-        self.on_published: Callable[[Snapshots], None] | None = None  # called after each
+        self.on_published: Callable[[Snapshots], None] | None = None  # called after each snapshot
 
     def publish_next(self) -> None:
         """Copies the oldest capture and publishes it."""
@@ -144,7 +148,7 @@ class SnapshotPublisher:
         begun_s = self._clock.monotonic()
         try:
             message = finish()
-        except NoRoom as no_room:  # it has grown (a table, say) beyond what there is
+        except NoRoom as no_room:  # a table, for example, has outgrown the memory
             self._memory.fall_back(no_room)
             with self._guarded.change() as queue:
                 queue.outgrown(sequence, self._clock.monotonic())
@@ -153,7 +157,8 @@ class SnapshotPublisher:
             with self._guarded.change() as queue:
                 queue.snapshot_lost(sequence, self._clock.monotonic())
             return
-        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
+        # A failed snapshot must not end training: it is reported.
+        except Exception as failure:  # noqa: BLE001
             with self._guarded.change() as queue:
                 queue.fail(records, failure, self._clock.monotonic())
             self._failures.report(records, failure, SnapshotState.CAPTURED)
@@ -163,13 +168,14 @@ class SnapshotPublisher:
         try:
             if self.on_published is not None:
                 self.on_published(self._cadence.told())
-        except Exception as failure:  # noqa: BLE001  the snapshot is whole: it is the session that may be gone
+        # The snapshot is whole; the session may be gone.
+        except Exception as failure:  # noqa: BLE001
             self._failures.report([], failure, SnapshotState.CAPTURED)
 
     def _publish(self, message: Message, sequence: int, begun_s: float, stall_s: float) -> None:
         with self._guarded.change() as queue:
             queue.copied(sequence)
-            self._runtime.connection.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
+            self._runtime.connection.tell_checkpoint(message)  # under the lock, so that the answer finds it published
             stopped_s = self._clock.monotonic()
             self._cadence.learn(stall_s, stopped_s - begun_s, self._times.take_lost(), self._times.median_s)
             self._times.copied()

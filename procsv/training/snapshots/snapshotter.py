@@ -1,12 +1,12 @@
-"""The snapshots of one source of state: one queue, one worker, one lock.
+"""The snapshots of one state source: one queue, one worker, one lock.
 
-Used by a TrainingRun.  Requests go into the queue (snapshot_queue.py), which decides.  A capture is made at the step
-boundary by the training thread; if that does not come by in time, by the worker, which holds the boundary's lock then or
-captures beside a call that changes nothing.  The worker alone copies and publishes, in the order
-of capture, and looks after the memory (snapshot_worker.py).
+A TrainingRun uses it.  Requests go into the queue (snapshot_queue.py), which decides.  The training
+thread captures at the step boundary.  If it does not reach the boundary in time, the worker
+captures: it then holds the boundary's lock, or captures beside a call that changes nothing.  Only
+the worker copies and publishes, in capture order, and looks after the memory (snapshot_worker.py).
 
-Lock order: `Boundary.lock`, then that of the queue (guarded_queue.py); the backend's own lock comes last, and is held for
-no other.
+Lock order: `Boundary.lock`, the queue's lock (guarded_queue.py), the backend's lock.  A thread that
+holds the backend's lock takes no other.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.snapshot_worker import SnapshotMemory, SnapshotPublisher
 from procsv.training.snapshots.source import StateSource
 
-LOST_S = 0.5  # how soon it is seen that nobody will save any more
+LOST_S = 0.5  # how soon a waiting thread notices that the checkpoint service is lost
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
 
 
 class Snapshotter:
-    """Takes the snapshots of one source and sees them through to the checkpoint service."""
+    """Takes the snapshots of one source and follows them to the checkpoint service."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Snapshotter:
         backends: tuple[SnapshotBackend, SnapshotBackend],
         cadence: Cadence,
     ) -> None:
-        """`backends`: the one to use, and the one for when there is no memory for the first."""
+        """`backends`: the preferred one, and the one to use if there is no memory for it."""
         self._runtime, self._boundary, self._source = runtime, boundary, source
         self._clock, self._cadence = runtime.clock, cadence
         self._guarded = GuardedQueue(cadence)
@@ -57,18 +57,18 @@ class Snapshotter:
         self._publisher = SnapshotPublisher(
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
-        self._runs_seen = -1  # the worker's: calls that had ended when it last looked
+        self._runs_seen = -1  # the worker's: finished calls at its last look
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
-    # -- beginning and end -----------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
     def start_worker(self) -> None:
-        """On the training thread, before the first step."""
+        """Starts the worker; call it on the training thread before the first step."""
         self._memory.backend.warm_up()
         self._worker.start()
 
     def start_cadence(self, on_published: Callable[[Snapshots], None] | None = None) -> None:
-        """From here on there are snapshots by the cadence; `on_published` is called after each, on the worker."""
+        """Starts snapshots at the cadence; the worker calls `on_published` after each one."""
         with self._change() as queue:
             self._publisher.on_published = on_published
             queue.start_cadence(self._clock.monotonic())
@@ -79,7 +79,7 @@ class Snapshotter:
             queue.stop_cadence()
 
     def close(self) -> None:
-        """Publishes what is captured and lets go of source and slots; what lies in the slots stays for whoever needs it."""
+        """Publishes captures, then releases the source and slots, whose contents stay."""
         with self._change() as queue:
             queue.stop_captures(RuntimeError("the session is closed"), SnapshotState.CAPTURED)
         if self._worker.ident is not None:
@@ -87,42 +87,50 @@ class Snapshotter:
         self._memory.close()
 
     def reserve_early(self) -> None:
-        """Gets the memory now if a capture needs it; else the worker does, while training goes on.  On the training thread."""
+        """Reserves the memory now if a capture needs it.  On the training thread.
+
+        Otherwise the worker reserves it while training continues.
+        """
         if not self._memory.backend.captures_ahead():
             self._memory.reserve()
 
-    # -- requests --------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def request(self, request: SnapshotRequest) -> Record:
-        """Queues a snapshot.  Within a call of the training thread it is captured at its end."""
+        """Queues a snapshot.  A request within a training call is captured at the call's end."""
         with self._change() as queue:
             record = queue.add_request(request, self._clock.monotonic())
         self._boundary.due = True
         return record
 
     def request_stop_save(self, want: Reason) -> None:
-        """The program is to end: its last state is saved, if need be before it comes to that by itself."""
+        """Requests the last state of a program that must end.
+
+        The snapshot is taken before the program's end if need be.
+        """
         with self._change() as queue:
             if not queue.is_stopping:
                 queue.is_stopping, self._runs_seen = True, self._boundary.runs
                 queue.add_request(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
 
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
-        """A published snapshot of this moment, between two calls of the training thread.  Any thread but the worker.
+        """Publishes a snapshot of the present state, between two calls of the training thread.
 
-        `reuses`: one that was asked for since the last call ended will do.  TimeoutError if no slot becomes free.
+        Any thread but the worker may call it.  With `reuses`, a request since the last call ended
+        will do.  Raises TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
-        """A pinned snapshot of this moment, captured now and copied by the worker; its `failure` says if there is none."""
+        """Captures a pinned snapshot now, for the worker to copy; its `failure` says why not."""
         self.reserve_early()
         return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=SnapshotState.CAPTURED)))
 
     def flush_request(self, record: Record) -> Record:
-        """Captures `record` now and waits for it as far as its `until`; raises what kept it from coming so far.
+        """Captures `record` now and waits until it reaches its `until` state.
 
-        Waits for the pinned snapshot before it, but not when the run is to end: then the last state counts.
+        Raises the error that kept it from getting there.  Waits for an earlier pinned snapshot,
+        except when the run is to end: then the last state counts.
         """
         deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
         while record.state is SnapshotState.REQUESTED:
@@ -142,14 +150,20 @@ class Snapshotter:
         return record
 
     def _has_come_far(self, record: Record) -> bool:
-        """Whether its caller need not wait any more.  When the run is to end, only the end of the session waits for a disk."""
+        """Whether the caller of `record` may stop waiting.
+
+        When the run is to end, only the end of the session waits for a disk.
+        """
         until = record.request.until
         return record.state >= (
             SnapshotState.CAPTURED if until is SnapshotState.DURABLE and self.queue.is_stopping else until
         )
 
     def visit(self) -> None:
-        """At the boundary, its lock held: captures what is due; waits for a slot only where a pinned one needs it."""
+        """Captures what is due, at the boundary with its lock held.
+
+        It waits for a slot only if a pinned snapshot needs it.
+        """
         with self.changed:
             pinned = self.queue.next_pinned()
         if pinned is None:
@@ -158,29 +172,29 @@ class Snapshotter:
             self._flush_pinned(pinned)
 
     def _flush_pinned(self, record: Record) -> Record:
-        with self._runtime.heartbeat.saving():  # it may wait for the disk
+        with self._runtime.heartbeat.saving():  # may wait for the disk
             try:
                 self.flush_request(record)
-            except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
+            except Exception as failure:  # noqa: BLE001  a failed snapshot must not end training
                 log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
         return record
 
-    # -- news ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     @property
     def asked(self) -> Record | None:
-        """The newest snapshot that somebody asked for."""
+        """The newest requested snapshot."""
         return self.queue.asked
 
     @property
     def owes(self) -> bool:
-        """Whether a save that was asked for has not been captured yet."""
+        """Whether a requested save has not been captured yet."""
         with self.changed:
             return self.queue.owes
 
     def wait_durable(self, record: Record, timeout_s: float, is_given_up: Callable[[], bool] = lambda: False) -> bool:
-        """Whether `record`, or a newer one, is a verified checkpoint within `timeout_s`, whatever fails on the way.
+        """Waits until `record` or a newer snapshot is a verified checkpoint; True if it is.
 
-        `is_given_up` is asked twice a second whether to wait no longer.
+        Failed attempts do not end the wait.  `is_given_up` is checked twice a second and ends it.
         """
 
         def is_over() -> bool:
@@ -189,11 +203,14 @@ class Snapshotter:
         return self._wait_for(is_over, timeout_s, record)
 
     def wait_settled(self, record: Record, timeout_s: float) -> bool:
-        """Whether `record` is a verified checkpoint; False as soon as a try to save it has failed, too."""
+        """Waits until `record` is a verified checkpoint, or an attempt to save it has failed."""
         return self._wait_for(lambda: record.state >= SnapshotState.DURABLE, timeout_s, record)
 
     def _wait_for(self, is_over: Callable[[], bool], timeout_s: float, record: Record | None = None) -> bool:
-        """Until `is_over`, the timeout, or the loss of the checkpoint service for good; whether `record` is durable."""
+        """Waits for `is_over`, the timeout, or the final loss of the checkpoint service.
+
+        Returns whether `record` is durable.
+        """
         deadline_s = self._clock.monotonic() + timeout_s
         with self.changed:
             while not is_over() and not self._is_lost() and (left_s := deadline_s - self._clock.monotonic()) > 0:
@@ -218,13 +235,14 @@ class Snapshotter:
         with self._change() as queue:
             queue.copy_kept(news.sequence, self._clock.monotonic())
 
-    # -- captures --------------------------------------------------------------------------------------------
+    # -- captures ----------------------------------------------------------------------------------
     def _try_capture(
         self, first: Record | None = None, is_urgent: bool = False, is_whole: Callable[[], bool] = always
     ) -> None:
-        """Captures what is due, the training thread being between two calls or in one that changes nothing.
+        """Captures what is due.
 
-        `is_whole` is asked when it has been captured; what may be torn is thrown away.
+        The training thread is between two calls, or in one that changes nothing.  `is_whole` is
+        called after the capture, and a snapshot that may be torn is dropped.
         """
         with self.changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
@@ -236,13 +254,13 @@ class Snapshotter:
             self._guarded.is_capturing = True
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
-            want = self._runtime.stops.reason or want  # a signal comes before the message that says what it is about
+            want = self._runtime.stops.reason or want  # a signal arrives before the message that names the reason
         finish: Finish | None = None
         failure: Exception | None = None
         sequence = self._runtime.numbers.newest + 1
         try:
             finish = self._memory.backend.capture(sequence, want, is_whole)
-        except Exception as error:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported below
+        except Exception as error:  # noqa: BLE001  a failed snapshot must not end training: reported below
             failure = error
         finally:
             stopped_s = self._clock.monotonic()
@@ -260,9 +278,9 @@ class Snapshotter:
         if failure is not None:
             self._failures.report(batch, failure, SnapshotState.REQUESTED)
 
-    # -- the worker ------------------------------------------------------------------------------------------
+    # -- the worker --------------------------------------------------------------------------------
     def _work(self) -> None:
-        name_own_thread()  # what it does is not the program's doing
+        name_own_thread()  # keep it apart from the program's own threads
         try:
             self._memory.reserve()
             while (work := self._next_work()) is not Work.END:
@@ -276,13 +294,13 @@ class Snapshotter:
                         queue.add_spaced(self._clock.monotonic())
                 elif work is Work.CAPTURE:
                     self._capture_by_worker()
-        except BaseException as failure:  # whoever waits for the worker hears of it
+        except BaseException as failure:  # threads that wait for the worker get the failure
             with self._change() as queue:
                 queue.stop_captures(RuntimeError(f"the snapshot worker has ended: {failure}"), SnapshotState.PUBLISHED)
             raise
 
     def _next_work(self) -> Work:
-        """What to do next; sleeps until there is something."""
+        """Waits for the next task and returns it."""
         with self.changed:
             while True:
                 now_s = self._clock.monotonic()
@@ -295,7 +313,10 @@ class Snapshotter:
                 self.changed.wait(None if wakes_s is None else max(0.0, wakes_s - now_s))
 
     def _capture_by_worker(self) -> None:
-        """The training thread has not come by: it is between two calls, or in a long one, or there is none."""
+        """Captures without the training thread, which has not reached the boundary.
+
+        It is between two calls, or in a long call, or gone.
+        """
         boundary, runs = self._boundary, self._boundary.runs
         if boundary.lock.acquire(blocking=False):
             try:

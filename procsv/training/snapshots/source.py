@@ -1,7 +1,7 @@
-"""The seam: a source of state, which is whatever a training process trains.
+"""The interface of a state source: anything that a training process trains.
 
-Everything in this package is done for a StateSource and knows nothing else of it.  A graph session is one
-(training/graph/state.py); the state is what its checkpoints hold.
+This package works for any StateSource and knows nothing else about it.  A graph session is one
+(training/graph/state.py): its state is what its checkpoints hold.
 """
 
 from __future__ import annotations
@@ -20,55 +20,57 @@ from procsv.training.snapshots.slot_layout import SlotLayout
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True):
-    """One entry of the checkpoint."""
+    """One entry of a checkpoint."""
 
     key: str
-    slice: str  # shape_and_slice as SaveV2 takes it; "" for a whole tensor
+    slice: str  # shape_and_slice for SaveV2; "" for a whole tensor
     dtype: str  # TensorFlow's name
-    number: int  # of the captured array that holds it; what is saved under two keys is captured once
+    number: int  # of the captured array; an array saved under two keys is captured once
 
 
 class StateSpec(msgspec.Struct, frozen=True):
-    """What a snapshot of a source holds, and how its checkpoint is written."""
+    """What a snapshot of a source holds, and how to write its checkpoint."""
 
     plan: CheckpointPlan  # how checkpoints are named and kept
     sharded: bool
     shards: tuple[tuple[CheckpointEntry, ...], ...]
-    sizes: list[int | None]  # bytes of each captured array; None: not known beforehand
+    sizes: list[int | None]  # bytes of each captured array; None: unknown in advance
     layout: SlotLayout  # of the arrays in a slot
     has_step: bool  # checkpoints have the step in their names
 
     @property
     def toc_size(self) -> int:
-        """Bytes that the table of contents takes, at most."""
+        """The most bytes that the table of contents takes."""
         return 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for shard in self.shards for item in shard)
 
 
 class RemoteArrays(msgspec.Struct, frozen=True):
-    """What other processes have captured, and copy into the slot themselves."""
+    """Arrays that other processes have captured, and copy into the slot themselves."""
 
     numbers: frozenset[int]  # of the arrays; the capture has their shapes
-    copy: Callable[
-        [], dict[int, int]
-    ]  # has them do it, off the training thread; the xxh3_64 of each array's bytes, by number
+    # Makes them copy, off the training thread; returns the xxh3_64 of each array's bytes by number.
+    copy: Callable[[], dict[int, int]]
 
 
 class Captured(msgspec.Struct):
-    """What one capture took: arrays by number, and the global step (-1: there is none)."""
+    """The result of one capture: arrays by number, and the global step (-1 if there is none)."""
 
-    arrays: list[Any]  # numpy arrays (see `view`) that do not change any more; of a copied one only the shape is kept
-    copied: list[bool]  # True: the bytes are in the slot already
+    arrays: list[Any]  # numpy arrays (see `view`) that do not change any more; the shape of a copied one
+    copied: list[bool]  # True: the bytes are already in the slot
     step: int
-    spec: StateSpec | None = None  # what the arrays are, where that changes from capture to capture
+    spec: StateSpec | None = None  # describes the arrays, if that differs between captures
     number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
-    view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays of what was taken, off the training thread
+    view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays from the capture, off the training thread
     elsewhere: RemoteArrays | None = None
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
-    is_exact: bool = False  # whatever the plan says of mixing: no other task has changed it meanwhile
+    is_exact: bool = False  # despite the plan's mixing, no other task changed it
 
 
 class CaptureLost(Exception):
-    """Part of what was captured elsewhere is not to be had: it is captured anew, in another way.  The text says why."""
+    """Part of a remote capture is gone, so the state is captured again, in another way.
+
+    The text says why.
+    """
 
 
 class CannotRestore(Exception):
@@ -76,35 +78,46 @@ class CannotRestore(Exception):
 
 
 class StateSource(Protocol):
-    """What is captured, and how it is put back.  Members with a body are a source's own choice."""
+    """Captures and restores a state.  A source may override members with a body."""
 
     spec: StateSpec | None  # None: no slot can hold the state; then `save_to` writes every checkpoint
-    errors: tuple[type[Exception], ...]  # what its calls raise, besides RuntimeError, where the state cannot be read
+    errors: tuple[type[Exception], ...]  # raised, besides RuntimeError, if the state cannot be read
     captures_views: bool = False  # a capture needs no slot
 
     def attach(self, boundary: Boundary) -> None:
-        """From here on the steps of the training thread pass `boundary`."""
+        """Makes the training thread's steps pass `boundary`."""
 
     def read_step(self) -> int:
-        """The global step now; -1 if there is none.  Any thread, at any time; never passes the boundary."""
+        """Reads the global step; -1 if there is none.
+
+        Any thread may call it at any time.  It never passes the boundary.
+        """
 
     def count_on_from(self, step: int) -> bool:
-        """The state is of `step` (-1: a fresh one).  Whether the source counts its calls, for want of a global step."""
+        """Sets the step of the state (-1: fresh), from which a source without a global step counts.
+
+        Returns whether the source counts its calls.
+        """
         return False
 
     def warm_up(self) -> None:
-        """Makes the first capture cost what the others do.  On the training thread, before the first step."""
+        """Does one-time work, so that the first capture costs no more than later ones.
+
+        Called on the training thread before the first step.
+        """
 
     def capture(self, into: mmap.mmap | None) -> Captured:
-        """The state now.  At the boundary: views that stay as they are while training goes on, or copies in the slot `into`.
+        """Captures the state at the boundary.
 
-        `into` is None only where a source `captures_views`.
+        The result holds views that do not change while training continues, or copies in the slot
+        `into`.  `into` is None only if the source `captures_views`.
         """
 
     def restore(self, state: SlotReader | str) -> None:
-        """Puts back what lies in a slot, or in the checkpoint of this path.  CannotRestore if the slot's does not fit.
+        """Restores the state from a slot, or from the checkpoint at this path.
 
-        Of a slot the mapping may go on being used; nobody else writes to it.
+        Raises CannotRestore if the slot's state does not fit.  The source may keep using the slot's
+        mapping: nobody else writes to it.
         """
 
     def may_change(self) -> bool:
@@ -112,23 +125,32 @@ class StateSource(Protocol):
         return True
 
     def has_restored(self) -> bool:
-        """Whether the call that has just ended put back a state of the program's own."""
+        """Whether the call that has just ended restored a state of the program's own."""
         return False
 
     def save_to(self, directory: Path, step: int) -> str:
-        """Writes a checkpoint of the state of `step` into the empty `directory`, at the boundary; its path."""
+        """Writes a checkpoint of the state at `step` into `directory`, and returns its path.
+
+        The directory is empty.  Called at the boundary.
+        """
 
     def keep_files(self) -> None:
-        """Puts back what its checkpoints need besides a slot, if somebody has removed it.  Any thread, every few seconds."""
+        """Restores files that its checkpoints need besides a slot, if they were removed.
+
+        Any thread, every few seconds.
+        """
         return
 
     def count_calls(self) -> int:
-        """Rises with what the training thread does besides passing the boundary: progress for the heartbeat."""
+        """Counts what the training thread does besides passing the boundary.
+
+        The heartbeat shows it as progress.
+        """
         return 0
 
     def is_closed(self, error: Exception) -> bool:
-        """Whether `error` says that there is nothing left to read, for good."""
+        """Whether `error` says that the source is closed and can never be read again."""
         return False
 
     def close(self) -> None:
-        """Nothing of ours touches the source any more."""
+        """Releases the source; procsv no longer touches it."""

@@ -1,8 +1,8 @@
 """Faults of a plan that the trainer carries out on itself between two steps.
 
-Used by training_run.py, at the boundary.  Those that a step decides are carried out here, at the very step, and written into
-the journal before: killed right after that line, the next incarnation knows that it has happened.  Those that time decides
-come from the watchdog as a message.  Costs nothing when there is no plan.
+training_run.py uses it at the boundary.  A fault that a step triggers happens here, at that very
+step.  The journal entry comes first: after a kill by the fault, the next incarnation knows that it
+has happened.  The watchdog sends timed faults as messages.  Without a plan this costs nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 
 class StepFaults:
-    """What a plan has in store for this incarnation.  `carry_out_due` is called on the training thread after each step."""
+    """The plan's faults for this incarnation.
+
+    The training thread calls `carry_out_due` after each step.
+    """
 
     def __init__(self, start: Start, clock: Clock, injected: Injected, write_step: Callable[[int], None]) -> None:
-        """`write_step` writes the step into the heartbeat: after a kill it is what the journal will say."""
+        """`write_step` writes the step into the heartbeat; after a kill, the journal quotes it."""
         self._start, self._clock, self._injected, self._write_step = start, clock, injected, write_step
         plan = Plan.decode(start.settings.plan)
         done = count_done(plan, read_journal(start.paths.journal))
@@ -43,7 +46,10 @@ class StepFaults:
         return bool(self._left) or self._injected.is_waiting
 
     def carry_out_due(self, step: int) -> None:
-        """Carries out the faults due at `step`.  It raises, ends the process, or never returns, as the plan says."""
+        """Carries out the faults due at `step`.
+
+        It raises, ends the process, or never returns, as the plan says.
+        """
         self._injected.moment()
         for number, (fault, done) in list(self._left.items()):
             if step >= fault.due_step(done):

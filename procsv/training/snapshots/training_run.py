@@ -1,8 +1,8 @@
-"""Everything procsv does for one source of state from its first step to its last.
+"""Everything procsv does for one state source from its first step to its last.
 
-Made by whoever trains (Supervisor, monitored sessions) once the source holds its state.  Brings together boundary,
-snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.  `GoneDirectory` says when the
-end no longer waits for a directory that somebody has removed.
+The Supervisor or a monitored session makes it once the source holds its state.  It connects
+boundary, snapshots, progress and readiness, and decides nothing about its owner's services, threads
+or summaries.  `GoneDirectory` says when the end of training stops waiting for a removed directory.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from procsv.training.snapshots.step_faults import StepFaults
 
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
-FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the checkpoint before it
-READ_EVERY_S = 0.5  # the step for the heartbeat; the contract is "at least once a second"
+FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the first state's checkpoint
+READ_EVERY_S = 0.5  # between readings of the step for the heartbeat, which promises one a second
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
-GONE_S_MAX = 5.0  # how long the end waits for the directory to come back
+GONE_S_MAX = 5.0  # how long the end of training waits for the directory to come back
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The session before this one, in the same process, whose connection was lost."""
+    """The previous session in this process, whose connection was lost."""
 
     at_s: float  # monotonic
     step: int  # as last read
 
 
 class TrainingRun:
-    """procsv's side of one source of state."""
+    """procsv's side of one state source."""
 
     def __init__(
         self,
@@ -70,18 +70,21 @@ class TrainingRun:
         on_durable: Callable[[Durable], None],
         lost: Lost | None = None,
     ) -> None:
-        """`cadence` None: no snapshots, and no checkpoints.  `lost`: the session that this source replaces, if any."""
+        """Without a `cadence` there are no snapshots and no checkpoints.
+
+        `lost`: the session that this source replaces, if any.
+        """
         self._runtime, self._source, self.origin, self._cadence = runtime, source, origin, cadence
         self._tell_durable, self._lost = on_durable, lost
         self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
-        self.counts_calls = source.count_on_from(origin.step)  # for want of a global step
+        self.counts_calls = source.count_on_from(origin.step)  # true if there is no global step
         self.first_step = source.read_step()
         runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
-        self.habit = STEPS  # told with the first step
-        self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
-        self._last_error = ""  # the gist of why saving fails
+        self.habit = STEPS  # sent with the first step
+        self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of procsv's
+        self._last_error = ""  # summary of why saving fails
         self._faults = StepFaults(
             runtime.connection.start, runtime.clock, runtime.injected, runtime.heartbeat.write_step
         )
@@ -124,12 +127,13 @@ class TrainingRun:
             backend = SlotBackend(pool=pool, source=source, target=start.target, never=restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
-            self.snapshots.reserve_early()  # a restored session gets to its first step faster and reserves behind it
+            # Only here: a restored session reaches its first step sooner and reserves after it.
+            self.snapshots.reserve_early()
         self.snapshots.start_worker()
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether the calling thread alone makes its steps."""
+        """Whether only the calling thread makes steps."""
         return self.boundary.is_trained_here
 
     @property
@@ -142,9 +146,12 @@ class TrainingRun:
     def count_steps(self) -> int:
         return self.boundary.runs
 
-    # -- at the boundary -------------------------------------------------------------------------------------
+    # -- at the boundary ---------------------------------------------------------------------------
     def _visit(self) -> None:
-        """On the training thread (or for it), lock held.  Cleared first: whoever sets `due` meanwhile is seen next."""
+        """Does what is due, on the training thread (or for it), with the lock held.
+
+        `due` is cleared first, so a thread that sets it during the visit causes another one.
+        """
         self.boundary.due = False
         if self._faults.is_watching:
             self.boundary.due = True
@@ -158,13 +165,14 @@ class TrainingRun:
             self._end_if_overdue()
 
     def _check_ready(self) -> None:
-        """READY: the first call after the start that has moved the global step has ended."""
+        """Reports READY once the first call that moved the global step has ended."""
         step = self._source.read_step()
         if step == self.first_step and step >= 0:
             self.boundary.due = True
             return
         if self.origin.source == "fresh" and self._source.has_restored():
-            # The program has its own checkpoints: what it goes on from is no step that was made here.
+            # The program restored its own checkpoint, so the step it continues from was not made
+            # here.
             self.origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
             return
@@ -200,10 +208,10 @@ class TrainingRun:
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
             text = f"the program still trains {share_s:.0f} s after it was asked to stop; it is ended at this step"
-            print(f"procsv: {text}", file=sys.stderr)  # its log may be silent
+            print(f"procsv: {text}", file=sys.stderr)  # the program's log may be silent
             raise SystemExit(exit_codes.RESUMABLE)
 
-    # -- news ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _on_stop(self, reason: Reason) -> None:
         self.boundary.due = True
         if self.snapshots is not None:
@@ -219,15 +227,18 @@ class TrainingRun:
 
     def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
-        if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
+        if news.key != self._last_durable.get(is_ours):  # sent to everyone, and again to the asker
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
             self._tell_durable(news)
         if self.snapshots is not None and self._is_mine(news):
-            self.snapshots.on_durable(news)  # last: whoever waits for it finds everything done
+            self.snapshots.on_durable(news)  # last, so that a waiting thread finds everything done
 
     def _is_mine(self, news: Durable | SaveFailed) -> bool:
-        """Whether it is about a snapshot of this attempt.  An old checkpoint that was announced again proves nothing about ours."""
+        """Whether it is about a snapshot of this attempt.
+
+        The service also announces old checkpoints again, and those prove nothing about ours.
+        """
         return news.is_of(self._runtime.connection.start.run, self._runtime.connection.start.incarnation)
 
     def _on_copy_kept(self, news: CopyKept) -> None:
@@ -235,10 +246,11 @@ class TrainingRun:
             self.snapshots.on_copy_kept(news)
 
     def on_failed(self, news: SaveFailed) -> None:
-        if strip_numbers(news.error) != self._last_error:  # it is tried again and again
+        if strip_numbers(news.error) != self._last_error:  # every retry fails alike
             self._last_error = strip_numbers(news.error)
             log.error(
-                "procsv: saving step %d failed; training goes on, and the newest state is saved as soon as that can be: %s",
+                "procsv: saving step %d failed; training goes on, "
+                "and the newest state is saved as soon as that can be: %s",
                 news.step,
                 news.error,
             )
@@ -254,26 +266,32 @@ class TrainingRun:
     def _on_rejected(self, news: Rejected) -> None:
         log.error("procsv: %s is not used: %s", news.path, news.why)
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def read_step(self) -> int:
-        """The global step now; the heartbeat says it, too."""
+        """Reads the global step and writes it into the heartbeat."""
         self._runtime.heartbeat.reach_step(self._source.read_step())
         return self._runtime.heartbeat.step
 
     def _keep_reading(self) -> None:
-        """Reads the global step for the heartbeat, on a thread of its own, until the end or until it cannot be read."""
+        """Reads the global step for the heartbeat until the end, or until it is unreadable.
+
+        It runs on its own thread.
+        """
         name_own_thread()
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._source.errors)
         is_over = False
         while not is_over:
-            is_over = self._ending.wait(READ_EVERY_S)  # then once more: it is the last step that people will see
+            is_over = self._ending.wait(READ_EVERY_S)  # then read once more: users see this last step
             try:
                 self.read_step()
             except failures:
-                return  # it is closed or broken: whoever trains with it will hear of it
+                return  # closed or broken, which its user will notice
 
     def save(self, reason: Reason, timeout_s: float) -> bool:
-        """A durable checkpoint of the state between two steps; False, with the reason logged, if there is none."""
+        """Makes a durable checkpoint of the state between two steps.
+
+        On failure it logs the reason and returns False.
+        """
         if self.snapshots is None:
             return False
         failpoint("trainer.save")
@@ -287,7 +305,10 @@ class TrainingRun:
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
-        """Whether the newest snapshot that was asked for, if any, is a durable checkpoint; logs why it is not."""
+        """Waits until the newest requested snapshot, if any, is a durable checkpoint.
+
+        Logs the reason if it is not.
+        """
         asked = self.snapshots.asked if self.snapshots is not None else None
         if asked is None:
             return True
@@ -302,25 +323,26 @@ class TrainingRun:
             return True
         failed = self.snapshots.last_failure
         why = asked.failure or (failed.error if failed else "no answer yet")
-        if not gone.is_given_up():  # else the watchdog says so, when the service has tried for the last time
+        if not gone.is_given_up():  # otherwise the watchdog reports the service's last attempt
             log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
-        if asked.state < SnapshotState.PUBLISHED or asked.failure is not None:  # else the checkpoint service has it
+        if asked.state < SnapshotState.PUBLISHED or asked.failure is not None:  # otherwise the service has it
             self._note_lost(why)
         return False
 
     def _note_lost(self, why: Exception | str) -> None:
-        """Tells the watchdog that the last state has not come as far as the checkpoint service."""
+        """Tells the watchdog that the last state has not reached the checkpoint service."""
         if isinstance(why, str) or not self._source.is_closed(why):
-            with contextlib.suppress(RuntimeError, *self._failures):  # else the step is as last read
+            with contextlib.suppress(RuntimeError, *self._failures):  # otherwise use the last step read
                 self.read_step()
             self._runtime.connection.note_entry(
                 SnapshotFailed(step=self._runtime.heartbeat.step, error=str(why), is_last=True)
             )
 
     def save_first_state(self) -> None:
-        """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
+        """Saves the checkpoint that a fresh state begins with.
 
-        That it cannot be had is no reason not to train.
+        Programs look for it, so training waits briefly until it is on disk; a large one takes
+        longer.  Training starts even if it fails.
         """
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
@@ -329,14 +351,14 @@ class TrainingRun:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
     def final_save_s(self) -> float:
-        """How long the last save may take: what is left of the grace when a stop was asked for."""
+        """How long the last save may take; after a stop request, the rest of the grace period."""
         if self._runtime.stops.reason is None:
             return FINAL_SAVE_S_MAX
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE
         return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stops.asked_s))
 
     def end_training(self) -> None:
-        """The source is about to be closed: nothing of ours touches it any more."""
+        """Releases the source, which is about to be closed; procsv no longer touches it."""
         failpoint("trainer.after_last_step")
         self.is_over = True
         self._runtime.end_training(self)
@@ -351,7 +373,10 @@ class TrainingRun:
 
 
 def training_of(owner: Any) -> TrainingRun:
-    """The training that a Supervisor, a monitored session or a CheckpointManager has under way.  ValueError if there is none."""
+    """The present training of a Supervisor, a monitored session or a CheckpointManager.
+
+    Raises ValueError if there is none.
+    """
     controller = owner._controller
     if controller is None or controller.training is None:
         raise ValueError(f"{type(owner).__name__} has no training under way")
@@ -360,16 +385,16 @@ def training_of(owner: Any) -> TrainingRun:
 
 
 class GoneDirectory:
-    """Whether `directory`, of a program's checkpoints, has been gone for too long, where the program ends.
+    """Decides when the end of a program stops waiting for its removed checkpoint directory.
 
-    As long as the program trains its saves are tried again and again: a filesystem may come back, or the user may put the directory
-    back.  At the end of a program without `procsv launch` somebody waits for the process to end.  None: nobody does, and it is never
-    given up.
+    While the program trains, saves are retried without end: a filesystem may come back, or the user
+    may restore the directory.  At the end of a program without `procsv launch`, a user waits for
+    the process to end.  If `directory` is None nobody waits, and the retries never end.
     """
 
     def __init__(self, directory: Path | None, clock: Clock) -> None:
         self.directory, self._clock = directory, clock
-        self._since_s: float | None = None  # when it was first seen to be gone
+        self._since_s: float | None = None  # when it was first seen missing
 
     def is_given_up(self) -> bool:
         if self.directory is None or self.directory.is_dir():
