@@ -1,1 +1,1 @@
-"""Parts that a training process shares with its run: the link, event streams, stop requests, watchdog."""
+"""What a training process shares with its run: link, event streams, stop requests, watchdog."""

@@ -1,7 +1,8 @@
-"""Calls into a runtime that may wait for another process without end: made on a thread of their own, and left behind.
+"""Make calls that may wait for another process forever, and abandon them after a limit.
 
-Used where a session with servers elsewhere is read for the last time, and closed.  What is left behind may still wait when the
-interpreter ends, which would wait for it: the bootstrap then ends the process by itself (`were_left`).
+Each call runs on its own thread.  The last read and the close of a session with remote servers are
+such calls.  An abandoned call may still be waiting when the interpreter exits, and the interpreter
+would wait for it.  So the bootstrap ends the process itself if `were_left`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self.results.append(self._call())
-        except BaseException as error:  # noqa: BLE001  it is the caller's, who gets it
+        except BaseException as error:  # noqa: BLE001  the caller gets it
             self.error = error
 
 
 def call_within(call: Callable[[], T], seconds: float, what: str) -> T:
-    """What `call` returns or raises; TimeoutError, and it is left behind, after `seconds`.  `what`: for people."""
+    """Returns what `call` returns, or raises what it raises.
+
+    After `seconds` it abandons the call and raises TimeoutError.  `what` names the call for users.
+    """
     made = _Call(call)
     thread = threading.Thread(target=made.run, name=f"procsv-{what}", daemon=True)
     thread.start()
@@ -45,5 +49,5 @@ def call_within(call: Callable[[], T], seconds: float, what: str) -> T:
 
 
 def were_left() -> bool:
-    """Whether calls of this process were left behind."""
+    """Whether this process has abandoned calls."""
     return bool(_left)

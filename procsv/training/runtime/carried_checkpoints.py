@@ -1,8 +1,10 @@
-"""Checkpoints carried over a deletion of the logdir by the program, which begins with an empty one at each start.
+"""Carry checkpoints over a deletion of the logdir by the program.
 
-Used by logdir_deletion.py and program_logdir.py.  A run that has adopted its logdir has files of its own elsewhere: hard links there
-outlive the deletion, and go back when the program names the directory to its session, which is after its start.  Hard links
-are safe, as checkpoints are never written in place.  Not for a training that has come to its end: that one is begun anew.
+Some programs empty their logdir at each start.  logdir_deletion.py and program_logdir.py use this
+module.  A run that has adopted its logdir keeps its own files elsewhere, so hard links there
+survive the deletion.  They go back when the program names the directory to its session, which
+happens after its start.  Hard links are safe because checkpoints are never written in place.  A
+training that has reached its end is not carried over: it starts from the beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE
 from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.start import Start
 
-_PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # the order in which they go back
+_PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # in the order in which they go back
 
 _PART = rf"(\.data-\d+-of-\d+|\.meta|{re.escape(MANIFEST_SUFFIX)})"
 
@@ -31,15 +33,16 @@ class CarriedCheckpoints:
         self._place = start.paths.home / "carried"
 
     def is_due(self) -> bool:
-        """Whether what the program deletes now is to be carried over."""
+        """Whether to carry over what the program is about to delete."""
         run = read_run(self._start.paths.run_json) if self._start.root else None
         return run is not None and run.began_step != NO_STEP and any(self._logdir.glob("*.index"))
 
     def link_checkpoints(self) -> None:
-        """Links the checkpoints of the logdir, while the checkpoint service changes nothing there.  OSError where that cannot be, on another
-        filesystem say: then none is kept.
+        """Links the logdir's checkpoints while the checkpoint service changes nothing there.
 
-        Killed in here: nothing is deleted yet.  What an interrupted `put_back_links` has left stays.
+        Raises OSError if links are impossible, for example across filesystems; then no link is
+        kept.  A kill in here comes before any deletion.  Files of an interrupted `put_back_links`
+        stay.
         """
         self._place.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -52,7 +55,11 @@ class CarriedCheckpoints:
             raise
 
     def _link(self, files: list[Path]) -> None:
-        """All of them; none, if one goes meanwhile: whoever deletes a checkpoint without the lock takes its index first."""
+        """Links all `files`, or none if one disappears meanwhile.
+
+        A process that deletes a checkpoint without the lock removes its index first, and the index
+        comes last here.
+        """
         making = self._place / ".new"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
@@ -68,7 +75,10 @@ class CarriedCheckpoints:
         return self._place.is_dir()
 
     def put_back_links(self) -> None:
-        """What a deletion has left where it was stays as it is.  Killed in here: they are all still kept."""
+        """Links the checkpoints back; files that survived the deletion stay as they are.
+
+        A kill in here loses nothing: all links are still kept.
+        """
         if not self.is_kept:
             return
         self._logdir.mkdir(parents=True, exist_ok=True)
@@ -80,7 +90,7 @@ class CarriedCheckpoints:
 
 
 def _parts_of(index: Path) -> list[Path]:
-    """The files of the checkpoint with that index, which comes last."""
+    """The files of the checkpoint with that index; the index comes last."""
     is_part = re.compile(re.escape(index.name.removesuffix(".index")) + _PART).fullmatch
     return [*(path for path in index.parent.iterdir() if is_part(path.name)), index]
 

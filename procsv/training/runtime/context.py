@@ -1,7 +1,8 @@
-"""Runtime of a training process: its connection to its run, its heartbeat, and the requests to stop it.
+"""Runtime of a training process: its connection to its run, its heartbeat, its stop requests.
 
-One per process under `procsv launch`, made by the bootstrap; otherwise one per Supervisor, which then starts the run's
-watchdog itself (observer.py).  Supervisors and monitored sessions attach to it.  It knows no session but as a `Training`.
+Under `procsv launch` the bootstrap makes one per process.  Otherwise each Supervisor makes one, and
+it starts the run's watchdog itself (observer.py).  Supervisors and monitored sessions attach to it.
+It knows a session only as a `SupervisedTraining`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ ImportMoment = Literal["contact", "first step"]
 
 
 class SnapshotNumbers:
-    """The sequence of the newest snapshot known; each one is numbered behind it."""
+    """The sequence of the newest known snapshot; each new one gets the next number."""
 
     def __init__(self) -> None:
         self.newest = 0
-        self.is_known = False  # whether the checkpoint service has said which one that is
+        self.is_known = False  # whether the checkpoint service has named the newest
 
     def learn_newest(self, sequence: int) -> None:
         self.newest, self.is_known = max(self.newest, sequence), True
@@ -52,12 +53,12 @@ class SnapshotNumbers:
         self.newest = sequence
 
     def ask_again(self) -> None:
-        """There may be higher numbers than those that are known."""
+        """Forgets that the newest number is known: higher ones may exist."""
         self.is_known = False
 
 
 class Runtime:
-    """The trainer's end of its run, shared by reference count: `acquire_run` and `release_run`."""
+    """The trainer's end of its run, with a reference count: `acquire_run` and `release_run`."""
 
     def __init__(
         self,
@@ -70,10 +71,10 @@ class Runtime:
         handled_signals: Callable[[], int] = lambda: 0,
         leave_to_program: Callable[[Runtime, Reason, float], bool] = lambda *_: False,
     ) -> None:
-        """`start` is given under `procsv launch`; otherwise `observer` makes one each time the run starts.
+        """`procsv launch` passes `start`; otherwise `observer` makes one at each start of the run.
 
-        `gate`: where a hot standby sleeps until it is the trainer.  `handled_signals`: see TrainerHeartbeat; `leave_to_program`:
-        see StopRequests.
+        `gate`: where a hot standby sleeps until it becomes the trainer.  `handled_signals`: see
+        TrainerHeartbeat.  `leave_to_program`: see StopRequests.
         """
         self.clock: Clock = SystemClock()
         self.connection = RunConnection(paths, peers, start, self.clock)
@@ -88,14 +89,14 @@ class Runtime:
         self.injected = Injected(self._visit_training)  # a plan's faults for this process
         self.numbers = SnapshotNumbers()
         self.first_random = random.getstate()  # before the program may seed it
-        self.failure: BaseException | None = None  # the error that has ended the session, if any
-        self.training: SupervisedTraining | None = None  # of the session that the process trains with now
-        self.sessions_begun = 0  # that train, or have trained, in this process
-        self.steps_total = -1  # at which the program will end, where a hook tells
-        self.owner: object = None  # who trains an eager program, or is about to, from entering the run to leaving it
-        self.named_logdir = ""  # as the program has named it first
-        self.trains_in_step = False  # with the other tasks, by a collective strategy
-        self.step_gate: StepGate | None = None  # where the chief holds the steps of the others while it captures
+        self.failure: BaseException | None = None  # the error that ended the session, if any
+        self.training: SupervisedTraining | None = None  # of the present session
+        self.sessions_begun = 0  # number of sessions that have trained in this process
+        self.steps_total = -1  # where the program will end, if a hook knows
+        self.owner: object = None  # trains an eager program, from entering the run to leaving it
+        self.named_logdir = ""  # the first one that the program named
+        self.trains_in_step = False  # with other tasks, in a collective strategy
+        self.step_gate: StepGate | None = None  # where the chief holds other tasks' steps during a capture
         self._gate = gate
         self._finish_session: Callable[[], None] = lambda: None
         self._capture_state: Callable[[Reason], None] = lambda _: None
@@ -103,19 +104,22 @@ class Runtime:
         self._users = 0
         self._lock = threading.RLock()
 
-    # -- the run ---------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
     @property
     def is_connected(self) -> bool:
-        """Whether this process is in its run; a fork of one that is never is."""
+        """Whether this process is in its run; a fork of it never is."""
         return self in _begun
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it is a hot standby, which runs the program ahead and is not the trainer yet."""
+        """Whether this is a hot standby, which runs the program before it becomes the trainer."""
         return self._gate is not None
 
     def acquire_run(self) -> None:
-        """Adds one reference; the first one opens the connection and, without `procsv launch`, starts the run."""
+        """Adds a reference; the first one opens the connection.
+
+        Without `procsv launch` it also starts the run.
+        """
         with self._lock:
             if self._gate is not None:
                 gate, self._gate = self._gate, None
@@ -138,7 +142,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def held_run(self) -> Iterator[None]:
-        """Keeps the run, with messages flowing, for the block."""
+        """Keeps the run and its message flow during the block."""
         self.acquire_run()
         try:
             self.connection.start_link()
@@ -147,7 +151,7 @@ class Runtime:
             self.release_run()
 
     def adopt_logdir(self, logdir: Path) -> None:
-        """Makes `logdir`, which the program has named, that of the run.  UserError if it cannot be."""
+        """Makes the program's `logdir` the run's logdir; UserError if that is impossible."""
         with self.held_run():
             self.connection.adopt_logdir(logdir)
 
@@ -171,7 +175,10 @@ class Runtime:
         self.connection.open_link(link)
 
     def release_run(self) -> None:
-        """Releases one reference; the last one closes the connection and, without `procsv launch`, ends the run."""
+        """Drops a reference; the last one closes the connection.
+
+        Without `procsv launch` it also ends the run.
+        """
         with self._lock:
             self._users -= 1
             if self._users > 0 or not self.connection.is_open:
@@ -198,27 +205,27 @@ class Runtime:
                 self.observer.close_run(exit_code_of(self.failure))
 
     def _end_at_exit(self) -> None:
-        """Ends the run when the program ends with its session open; its last state is saved all the same."""
+        """Ends the run if the program exits with its session open; saves the last state first."""
         if self in _begun and self.connection.is_open:
-            link = self.connection.link  # stays: the session's threads still use it
+            link = self.connection.link  # kept, because the session's threads still use it
             self.record_failure(getattr(sys, "last_value", None))
             self.finish_session()
             self._disconnect(link)
 
-    # -- the program and its sessions ------------------------------------------------------------------------
+    # -- the program and its sessions --------------------------------------------------------------
     def begin_session(self, finish_session: Callable[[], None]) -> None:
-        """`finish_session` saves the last state, and ends the session, of a program that ends without doing so."""
+        """Sets how to save the last state and end the session if the program exits without that."""
         self._finish_session = finish_session
 
     def finish_session(self) -> None:
-        """Ends the session that the program has left open, if there is one."""
+        """Ends a session that the program has left open."""
         self._finish_session()
 
     def end_session(self) -> None:
         self._finish_session = lambda: None
 
     def set_owner(self, owner: object) -> None:
-        """Lets `owner` train an eager program; None: nobody does any more."""
+        """Makes `owner` the trainer of an eager program; None clears it."""
         self.owner = owner
 
     def begin_training(self, training: SupervisedTraining) -> None:
@@ -226,16 +233,16 @@ class Runtime:
         self.sessions_begun += 1
 
     def follow_training(self, training: SupervisedTraining) -> None:
-        """Its source is attached: from here on its steps count, and its state can be captured."""
+        """Counts the steps of `training` and captures its state: its source is now attached."""
         self.heartbeat.count_training(training)
         self._capture_state = training.capture_state
 
     def capture_state(self, reason: Reason) -> None:
-        """Takes a snapshot at the end of this step, if a training is under way."""
+        """Takes a snapshot at the end of this step, if training is under way."""
         self._capture_state(reason)
 
     def _visit_training(self) -> None:
-        training = self.training  # another thread's: it may be gone by the next line
+        training = self.training  # another thread owns it and may clear it at any time
         if training is not None:
             training.visit_soon()
 
@@ -245,33 +252,37 @@ class Runtime:
             self._capture_state = lambda _: None
 
     def expect_steps(self, total: int) -> None:
-        """The program will end at step `total`, as a hook tells; -1: nothing is known."""
+        """Sets the step at which the program will end, as a hook knows it; -1 if unknown."""
         self.steps_total = total
 
     def end_program(self, code: int) -> None:
-        """The main module of the program has run to its end: `code` is what the process ends with, however its threads go on."""
+        """Records that the program's main module has finished.
+
+        The process will exit with `code`, no matter what its threads still do.
+        """
         if self.training is not None and self.training.is_trained_here:
-            self.finish_session()  # no other thread can make a step; killed before this is done, the program is not complete
+            # No other thread can make a step.  A kill in here leaves the program incomplete.
+            self.finish_session()
         self.heartbeat.end_program(code)
 
     def record_failure(self, error: BaseException | None) -> None:
-        """`error`, if any, has ended the training, and leaves it: the first one is what the run has ended with."""
+        """Records the error that ended training, if any; the run's result is the first one."""
         self.failure = self.failure or error
 
     def name_logdir(self, given: str) -> bool:
-        """The program names its directory `given`; whether it has named none before, which stays the first."""
+        """Records that the program names `given`; True if it is the first name, which stays."""
         is_first = not self.named_logdir
         self.named_logdir = self.named_logdir or given
         return is_first
 
-    # -- news for the run ------------------------------------------------------------------------------------
+    # -- events for the run ------------------------------------------------------------------------
     def train_in_step(self) -> None:
-        """The program has made a collective strategy."""
+        """Tells the watchdog that the program has made a collective strategy."""
         self.trains_in_step = True
         self.connection.tell_watchdog(TrainsInStep())
 
     def join_step_gate(self, gate: StepGate) -> None:
-        """Before the program begins: the steps of this task pass `gate`."""
+        """Makes the steps of this task pass `gate`; call it before the program starts."""
         self.step_gate = gate
 
     def report_first_step(self, body: FirstStepDone) -> None:
@@ -280,11 +291,14 @@ class Runtime:
         self.tell_imports("first step")
 
     def listen_for_imports(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` when the program asks for the run, and when its first step has ended, on the training thread: much is imported by then."""
+        """Calls `tell` at two moments when much has been imported, on the training thread.
+
+        These are the program's first contact with the run, and the end of its first step.
+        """
         self._import_listeners = {"contact": tell, "first step": tell}
 
     def tell_imports(self, moment: ImportMoment) -> None:
-        """Calls the listener, once for each moment."""
+        """Calls the listener once per moment."""
         tell = self._import_listeners.pop(moment, None)
         if tell is not None:
             tell()
@@ -295,7 +309,7 @@ _begun: set[Runtime] = set()  # connected to their runs
 
 
 def _forget_in_fork() -> None:
-    """A fork has no part in the run of its parent."""
+    """Disconnects a fork from the run of its parent."""
     global _current
     _current = None
     _begun.clear()
@@ -305,16 +319,16 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 def set_current(runtime: Runtime) -> None:
-    """Sets the run that this process trains for; called by the bootstrap."""
+    """Sets the run that this process trains for; the bootstrap calls it."""
     global _current
     _current = runtime
 
 
 def current() -> Runtime | None:
-    """The runtime of `procsv launch`, in the trainer itself; None in any other process, its children included."""
+    """The runtime of `procsv launch`; None outside the trainer process, also in its children."""
     return _current
 
 
 def watched() -> list[Runtime]:
-    """The runtimes whose watchdogs watch this process now."""
+    """The runtimes whose watchdogs now watch this process."""
     return list(_begun)

@@ -1,15 +1,20 @@
-"""Event records that are on their way to the summary service: the sender's end of one stream, as pure bookkeeping.
+"""Event records on their way to the summary service: the sender's end of one stream.
 
-Called by the trainer's EventStreams (procsv/training/runtime/event_streams.py) and by tests.  No socket, file or clock
-inside.  Never blocks, never grows beyond its bounds, never sends a record under two numbers.
+Pure bookkeeping: no socket, file or clock.  The trainer's EventStreams
+(procsv/training/runtime/event_streams.py) and tests call it.  It never blocks, never grows beyond
+its bounds, and never sends a record under two numbers.
 
-A record gets a *ticket* when it is added (1, 2, …), and its *number* in the stream when it is first sent; numbers
-have no gaps.  A record that was sent keeps its number and is kept until it is written: it may be in the file
-already.  When there are too many, the oldest that was never sent is dropped and counted; so numbers need no
-repair, and a reader of the file sees a hole in the steps and nothing else.
+A record gets a *ticket* when it is added (1, 2, …), and its *number* in the stream when it is first
+sent.  Numbers have no gaps.  A sent record keeps its number, and stays here until it is written,
+because it may already be in the file.  If there are too many records, the oldest one that was never
+sent is dropped and counted.  So numbers need no repair, and a reader of the file only sees a hole
+in the steps.
 
-    added ──> waiting ──> sent ──> written        go-back-N: after a second of silence, a reconnection or an
-                 └──> dropped                     answer that names an earlier record, all of `sent` is sent again
+    added ──> waiting ──> sent ──> written
+                 └──> dropped
+
+Go-back-N: all of `sent` is sent again after a second of silence, after a reconnection, or after an
+answer that names an earlier record.
 """
 
 from __future__ import annotations
@@ -22,17 +27,19 @@ import msgspec
 
 from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter
 
-BATCH_BYTES_MAX = 2**20  # a longer record is a batch of its own, and goes as a parcel
+BATCH_BYTES_MAX = 2**20  # a longer record is a batch of its own, sent as a parcel
 BATCH_RECORDS_MAX = 512
-SENT_BATCHES_MAX = 4  # on their way at once
-QUEUE_RECORDS_MAX = 10_000  # not yet written; then the oldest never sent is dropped and counted
+SENT_BATCHES_MAX = 4  # sent and not answered
+QUEUE_RECORDS_MAX = 10_000  # unwritten; above it, the oldest unsent record is dropped and counted
 QUEUE_BYTES_MAX = 256 * 2**20  # likewise
-RESEND_S = 1.0  # silence after which everything on its way is sent again
-LOST_S = 5.0  # contradiction after which the service has lost the stream: the rest goes on under a new name
+RESEND_S = 1.0  # after this silence, everything unanswered is sent again
+# After contradicting answers for this long the service has lost the stream, and the rest gets a new
+# name.
+LOST_S = 5.0
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Records `first`, `first` + 1, … to be sent now."""
+    """The records `first`, `first` + 1, … to send now."""
 
     writer: str
     first: int
@@ -44,32 +51,35 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class EventBacklog:
-    """One stream, from its first record to CloseWriter.  Messages are OpenWriter, Batch (Records) and CloseWriter."""
+    """One stream, from its first record to CloseWriter.
+
+    Its messages are OpenWriter, Batch (Records) and CloseWriter.
+    """
 
     def __init__(self, writer: str, logdir: str, suffix: str) -> None:
         self.writer = writer  # its name at the service
-        self.error = ""  # why records are not getting to the file, in the service's words
+        self.error = ""  # why records do not reach the file, in the service's words
         self.dropped = 0
-        self.is_closed = False  # nothing will be sent any more
+        self.is_closed = False  # nothing more will be sent
         self._logdir, self._suffix = logdir, suffix
         self._sent: deque[tuple[int, bytes]] = deque()  # (ticket, record); their numbers are _written + 1, …
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._added = 0  # the last ticket
-        self._written = 0  # the last number that is known to be in the file
-        self._on_their_way = 0  # how many of `_sent` are on their way since the last going back
-        self._flying: deque[int] = deque()  # the last number of each batch that was sent and is not answered
+        self._written = 0  # the last number known to be in the file
+        self._on_their_way = 0  # how many of `_sent` were sent since the last go-back
+        self._flying: deque[int] = deque()  # the last number of each sent and unanswered batch
         self._is_open = False  # the service knows the stream
         self._is_ending = False
-        self._asked_s: float | None = None  # when OpenWriter or CloseWriter was sent last
-        self._news_s = 0.0  # when the service last got further, or something was sent after a pause
-        self._lost_s: float | None = None  # since when the service's answers cannot be right
+        self._asked_s: float | None = None  # when OpenWriter or CloseWriter was last sent
+        self._news_s = 0.0  # when the service last made progress, or something was sent after a pause
+        self._lost_s: float | None = None  # since when the service's answers are impossible
         self._given_name = writer
         self._losses = 0
 
-    # -- the training side ---------------------------------------------------------------------------------
+    # -- the training side -------------------------------------------------------------------------
     def add_record(self, record: bytes) -> int:
-        """Takes charge of a serialized Event; its ticket."""
+        """Queues a serialized Event and returns its ticket."""
         self._added += 1
         self._waiting.append((self._added, record))
         self._bytes += len(record)
@@ -79,7 +89,7 @@ class EventBacklog:
         return self._added
 
     def end_stream(self) -> None:
-        """No more records follow; CloseWriter is sent once the last is written."""
+        """Marks the end of the records; CloseWriter follows once the last one is written."""
         self._is_ending = True
 
     @property
@@ -88,39 +98,39 @@ class EventBacklog:
 
     @property
     def unwritten(self) -> int:
-        """Records that are kept here and not known to be in the file."""
+        """Number of records kept here that are not known to be in the file."""
         return len(self._sent) + len(self._waiting)
 
     @property
     def can_send_more(self) -> bool:
-        """Whether a record that is added now can be sent at once (or the stream can be opened for it)."""
+        """Whether a new record could be sent now, or the stream could be opened for it."""
         return len(self._flying) < SENT_BATCHES_MAX if self._is_open else self._asked_s is None
 
     def is_done(self, ticket: int) -> bool:
-        """Whether that record and all before it are in the file (or were dropped)."""
+        """Whether that record and all before it are in the file, or were dropped."""
         oldest = self._sent or self._waiting
         return not oldest or ticket < oldest[0][0]
 
-    # -- the link's side -----------------------------------------------------------------------------------
+    # -- the link's side ---------------------------------------------------------------------------
     def rename(self, writer: str) -> None:
-        """Another run begins: what is not written goes to a new file, under this name."""
+        """Starts a new file named `writer` for unwritten records: another run begins."""
         self._given_name, self._losses = writer, 0
         self._begin_anew(writer)
 
     def connected(self) -> None:
-        """A new connection, so perhaps a new service: it is asked how far the stream has got."""
+        """Asks how far the stream has got: a new connection may lead to a new service."""
         self._is_open, self._asked_s = False, None
         self._go_back()
 
     def due(self, now_s: float) -> list[OpenWriter | Batch | CloseWriter]:
-        """The messages to send now."""
+        """Returns the messages to send now."""
         if self.is_closed:
             return []
         if not self.unwritten:
             if not self._is_ending:
                 return []
             if not self._written:
-                self.is_closed = True  # as with TensorFlow: no event, no file
+                self.is_closed = True  # like TensorFlow: no event, no file
                 return []
             return [CloseWriter(self.writer, self._written)] if self._may_ask(now_s) else []
         if not self._is_open:
@@ -136,7 +146,7 @@ class EventBacklog:
         return batches
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When `due` will have something if nothing is received or added until then; None: never."""
+        """When `due` will next return something if nothing is received or added; None: never."""
         if self.is_closed or not (self.unwritten or self._is_ending):
             return None
         if not self.unwritten or not self._is_open:
@@ -146,14 +156,14 @@ class EventBacklog:
         return self._news_s + RESEND_S
 
     def on_written(self, through: int, error: str, now_s: float) -> None:
-        """The service's answer: `through` is in the file; -1: it does not know the stream."""
+        """Handles an answer: records up to `through` (-1: unknown stream) are written."""
         if self.is_closed:
             return
         self.error = error
         is_closing = self._is_ending and not self.unwritten and self._asked_s is not None
         if through < 0:
             if is_closing:
-                self.is_closed = True  # CloseWriter is sent when all is written, and arrived the first time
+                self.is_closed = True  # all was written before CloseWriter, and a previous CloseWriter arrived
             elif self._is_open:
                 self.connected()
         elif not self._written <= through <= self._written + len(self._sent):
@@ -166,7 +176,7 @@ class EventBacklog:
                 self._is_open, self._asked_s = True, None
             self._acknowledge_through(through, now_s)
 
-    # -- inside --------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
     def _acknowledge_through(self, through: int, now_s: float) -> None:
         count = through - self._written
         for _ in range(count):
@@ -200,10 +210,11 @@ class EventBacklog:
         return True
 
     def _on_impossible_answer(self, now_s: float) -> None:
-        """An answer that is late, or comes from a service that has lost its notes (a swept run directory).
+        """Handles an answer that is late, or from a service that has lost its notes.
 
-        When that is all it answers for LOST_S, what is not known to be written goes to a new file.  A record that
-        the service wrote just before it lost its notes is then in both; nobody could know.
+        A service loses its notes if its run directory is swept.  After LOST_S of such answers,
+        unwritten records go to a new file.  A record that the service wrote just before it lost its
+        notes is then in both files; nothing could detect that.
         """
         if self._is_open:
             return
@@ -221,7 +232,7 @@ class EventBacklog:
 
 
 def _fitting(entries: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The entries that make up one batch; at least one, if there is one."""
+    """The entries of one batch; at least one, if there is one."""
     size = 0
     for count, entry in enumerate(entries):
         size += len(entry[1])

@@ -1,8 +1,9 @@
 """Event streams: the trainer's backlogs of event records, one for each event file.
 
-They stand between two kinds of thread: writers (training, the Supervisor's services, hooks) use one half and only append to a
-queue; the trainer's link thread uses the other half, sends what `messages` gives it and passes on what it
-receives.  No ZeroMQ here, and no disk on a writer's thread.
+They connect two kinds of threads.  Writers (training, the Supervisor's services, hooks) use one
+half and only append to a queue.  The trainer's link thread uses the other half: it sends what
+`messages` returns, and passes on what it receives.  There is no ZeroMQ here, and no disk access on
+a writer's thread.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import Records, Written, parcel_name
 from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
-INLINE_BYTES_MAX = 6 * 2**20  # a record without room for a parcel goes by message up to this size
+INLINE_BYTES_MAX = 6 * 2**20  # up to this size, a record without room for a parcel goes in a message
 
 
 class EventStreams:
     """Named streams of records on their way to the summary service.
 
-    `attach_to_run` ties it to a run; records that are added before wait.  `on_need` is called, from any thread and often,
-    when `messages` has something new to say.  `connected` is entered while a stream with unwritten records is flushed or
-    closed, so that there is a run to write them.
+    `attach_to_run` ties it to a run; until then, records wait.  It calls `on_need` on any thread,
+    and often, when `messages` has something new to send.  While a stream with unwritten records is
+    flushed or closed, `connected` is entered, so that a run exists to write them.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -38,16 +39,17 @@ class EventStreams:
         self._news = threading.Condition()
         self._backlogs: dict[str, EventBacklog] = {}  # by the name that writers use
         self._opened = 0
-        self._attempt: str | None = None  # of the task, in the names of its streams
+        self._attempt: str | None = None  # the task's attempt, used in its stream names
         self._parcel_dirs: tuple[Path, ...] = ()
-        self._parcels: dict[tuple[str, int], Path] = {}  # made, and not known to be written
+        self._parcels: dict[tuple[str, int], Path] = {}  # written to disk, but not known to be in the file
         self._graphs = itertools.count()
         self._dropped_before = 0  # by closed streams
 
     def attach_to_run(self, shm_dir: Path, attempt: str, spare_dir: Path | None = None) -> None:
-        """Sends what is not written to this run, into new files.
+        """Sends unwritten records to this run, into new files.
 
-        Large records pass through `shm_dir`, or where that has no room through `spare_dir` (the run directory).
+        Large records go through `shm_dir`, or if that has no room, through `spare_dir` (the run
+        directory).
         """
         with self._news:
             self._attempt = attempt
@@ -58,12 +60,12 @@ class EventStreams:
         self.on_need()
 
     def detach_from_run(self) -> None:
-        """The run is over: nobody writes records, and nobody waits for them."""
+        """Ends the run's part: nothing writes records now, so waiting threads return."""
         with self._news:
             self._attempt = None
             self._news.notify_all()
 
-    # -- for writers ---------------------------------------------------------------------------------------
+    # -- for writers -------------------------------------------------------------------------------
     def open_stream(self, logdir: str, filename_suffix: str = "") -> str:
         """Opens a stream and returns its name.  Its file appears with the first record."""
         with self._news:
@@ -85,7 +87,7 @@ class EventStreams:
             self.on_need()
 
     def flush_stream(self, writer: str, timeout_s: float) -> bool:
-        """Waits until all records are in the file; False after `timeout_s`, or if no run writes them."""
+        """Waits until all records are in the file; False on timeout, or if no run writes them."""
         backlog = self._find_backlog(writer)
         if backlog is None:
             return True
@@ -93,7 +95,10 @@ class EventStreams:
             return self._wait_written(backlog, timeout_s)
 
     def close_stream(self, writer: str, timeout_s: float) -> bool:
-        """Closes the stream and waits like `flush_stream`.  Late records are still written if the process goes on."""
+        """Closes the stream and waits like `flush_stream`.
+
+        Late records are still written if the process continues.
+        """
         backlog = self._find_backlog(writer)
         if backlog is None:
             return True
@@ -104,7 +109,7 @@ class EventStreams:
             return self._wait_written(backlog, timeout_s)
 
     def unwritten(self, writer: str | None = None) -> int:
-        """The number of records that are not known to be in the file of `writer`; None: in the files of all."""
+        """Number of records not known to be in the file of `writer`, or in any file."""
         with self._news:
             return sum(b.unwritten for name, b in self._backlogs.items() if writer in (None, name))
 
@@ -121,9 +126,12 @@ class EventStreams:
     def _connected_for(self, backlog: EventBacklog) -> AbstractContextManager[object]:
         return self.connected() if backlog.unwritten else contextlib.nullcontext()
 
-    # -- the link thread -----------------------------------------------------------------------------------
+    # -- the link thread ---------------------------------------------------------------------------
     def messages(self, now_s: float) -> list[Message]:
-        """The messages to send to the summary service now, unreliably: each is repeated until it is answered."""
+        """The messages to send to the summary service now.
+
+        They need no reliable delivery: each one is repeated until it is answered.
+        """
         with self._news:
             if self._attempt is None:
                 return []
@@ -133,13 +141,13 @@ class EventStreams:
         return [message for message in messages if message is not None]
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When `messages` has something to send if nothing happens; None: not before something does."""
+        """When `messages` will next return something if nothing happens; None: never."""
         with self._news:
             times = [b.next_due_s(now_s) for b in self._backlogs.values()]
         return first_due_s(times)
 
     def on_connected(self) -> None:
-        """Repeats what is unanswered on a new connection to the summary service."""
+        """Repeats unanswered messages on a new connection to the summary service."""
         with self._news:
             for backlog in self._backlogs.values():
                 backlog.connected()
@@ -155,13 +163,13 @@ class EventStreams:
             self._news.notify_all()
 
     def put_parcel(self, data: bytes) -> str:
-        """Writes `data` to a file for GraphText; its path.  OSError if there is no room for it."""
+        """Writes `data` to a file for GraphText and returns its path; OSError without room."""
         return str(self._write_parcel(parcel_name(f"{self._attempt}-graph", next(self._graphs)), data))
 
-    # -- what is known of them -------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
     @property
     def dropped(self) -> int:
-        """Records of all streams that were dropped: the service was away, or its disk full, for too long."""
+        """Number of dropped records: the service was away, or its disk full, for too long."""
         with self._news:
             return self._dropped_before + sum(b.dropped for b in self._backlogs.values())
 
@@ -171,14 +179,14 @@ class EventStreams:
         with self._news:
             return next((b.error for b in self._backlogs.values() if b.error), "")
 
-    # -- inside --------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
     def _forget_closed(self) -> None:
         for name in [n for n, b in self._backlogs.items() if b.is_closed]:
             self._dropped_before += self._backlogs.pop(name).dropped
             self._news.notify_all()
 
     def _pack(self, batch: Batch) -> Records | None:
-        """The message; None if its one large record has no room now: like a lost one, it is repeated."""
+        """Makes the message; None, as if lost, while its one large record has no room."""
         inline = Records(batch.writer, batch.first, batch.records, {})
         if not batch.is_parcel:
             return inline
@@ -188,7 +196,7 @@ class EventStreams:
         return inline if len(batch.records[0]) <= INLINE_BYTES_MAX else None
 
     def _parcel(self, batch: Batch) -> Path | None:
-        """The file with the batch's one record: that of an earlier message, or a new one."""
+        """Returns the file with the batch's one record, from an earlier message or new."""
         key, data = (batch.writer, batch.first), batch.records[0]
         with contextlib.suppress(OSError):
             if (path := self._parcels.get(key)) is not None and path.stat().st_size == len(data):
@@ -209,7 +217,7 @@ class EventStreams:
         return _write_whole(self._parcel_dirs[-1] / name, data)
 
     def _drop_parcels(self, written: Written) -> None:
-        """Removes parcels that a killed service has left; a living one removes its own."""
+        """Removes parcels that a killed service has left; a live service removes its own."""
         for key in [k for k in self._parcels if k[0] == written.writer and k[1] <= written.through]:
             with contextlib.suppress(OSError):
                 self._parcels.pop(key).unlink(missing_ok=True)
@@ -219,7 +227,7 @@ def _write_whole(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f"{path.name}.new")
     try:
         temporary.write_bytes(data)
-        return temporary.rename(path)  # killed before: the service sweeps it when the next trainer comes
+        return temporary.rename(path)  # after a kill before this, the service sweeps it for the next trainer
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,7 +1,7 @@
-"""Last words of a trainer: the exception that ends it, left for the crash report.
+"""Last words of a trainer: the exception that ends it, saved for the crash report.
 
-Written by the bootstrap, or, without `procsv launch`, when a session ends by an exception.  Read by the watchdog.
-They name the other task that the exception says is gone, where it tells of one.
+The bootstrap writes them.  Without `procsv launch`, a session that ends with an exception does.
+The watchdog reads them.  If the exception names another task that is gone, so do the last words.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from procsv.base.system.disk import NO_ROOM
 from procsv.ipc.messaging.start import Start
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
-KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # where they name a task
-RESTARTED = re.compile(
-    r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as"
-)  # the server is another one now
-COLLECTIVE = "Collective ops is aborted by"  # what a member of a collective is told, by its connection or TensorFlow's heartbeats
+KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # if they name a task
+# The server has been replaced by another one.
+RESTARTED = re.compile(r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as")
+# The error of a collective's member, from its connection or TensorFlow's heartbeats.
+COLLECTIVE = "Collective ops is aborted by"
 _REMOTE = re.compile(r"remote target /job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 _REPORTED = re.compile(r"Error reported from /job:(\w+)(?:/replica:\d+)?/task:(\d+)")  # by TensorFlow's heartbeats
 _TASK = re.compile(r"/job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 
 
 def write_last_words(start: Start, error: BaseException | None, trace: TracebackType | None, step: int) -> None:
-    """Leaves `error`, with `trace` as its traceback (None: its own); nothing of a way out that is no failure."""
+    """Saves `error` for the crash report, unless it is a normal exit.
+
+    `trace` is its traceback; None means the error's own.
+    """
     if error is None or isinstance(error, SystemExit):
         return
     permanent = isinstance(error, (ImportError, SyntaxError, UserError)) and step < 0
@@ -50,12 +53,12 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
         no_room=tells_of_no_room(error),
         lost_peer=peer,
     )
-    with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
+    with contextlib.suppress(OSError):  # no room or no directory: the log has them, too
         replace_file(start.paths.last_words(start.task, start.incarnation), encode_json(words), durable=False)
 
 
 def _trace_to_user(error: BaseException) -> list[str]:
-    """Where in the program an error of the user's was made: without our own frames."""
+    """The trace of a user's mistake in the program, without procsv's frames."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OUR_FILES)]
     return [*traceback.format_list(frames), *traceback.format_exception_only(error)]
 
@@ -65,7 +68,7 @@ def _trace(error: BaseException, trace: TracebackType | None) -> list[str]:
 
 
 def tells_of_no_room(error: BaseException | None) -> bool:
-    """Whether a full disk or a used-up quota is behind `error`; TensorFlow has it in the message alone."""
+    """Whether a full disk or quota caused `error`; TensorFlow says so in the message only."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -78,7 +81,7 @@ def tells_of_no_room(error: BaseException | None) -> bool:
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """What a program ends with that `error` ends."""
+    """The exit code of a program that `error` ends."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
             return error.code & 0xFF
@@ -89,22 +92,26 @@ def exit_code_of(error: BaseException | None) -> int:
 
 
 def is_of_stop(error: BaseException) -> bool:
-    """Whether a stop raises `error` in a step under way: the chief closes the queue that steps wait at, as with SyncReplicasOptimizer."""
+    """Whether a stop raises `error` in a step under way.
+
+    The chief closes the queue at which steps wait, for example with SyncReplicasOptimizer.
+    """
     kind = type(error)
     is_closed = kind.__name__ == "OutOfRangeError" and "is closed" in str(error)
     return kind.__module__.startswith("tensorflow.") and (is_closed or kind.__name__ == "CancelledError")
 
 
 def find_lost_peer(error: BaseException) -> str:
-    """The task that `error` says is gone, as `ps.0`; "a server" or "another member" where it has no name; "" if it says nothing of the kind.
+    """Returns the task that is gone according to `error`, such as `ps.0`; "" if there is none.
 
-    TensorFlow's runtime raises such errors in every task that was using the one that has died: they are nobody's fault here, and come
-    again until that task is back.
+    If the error does not name the task, it returns "a server" or "another member".  TensorFlow
+    raises such errors in every task that used the dead one: this task is not at fault, and the
+    error repeats until the other task is back.
     """
     kind, message = type(error), str(error)
     if not kind.__module__.startswith("tensorflow."):
         return ""
-    is_collective = COLLECTIVE in message  # then any other task that is named is the one that says so
+    is_collective = COLLECTIVE in message  # then any other named task is the one that reports
     named = _REMOTE.search(message) or (_REPORTED if is_collective else _TASK).search(message)
     if RESTARTED.search(message) or (kind.__name__ in KINDS and (named or is_collective)):
         unnamed = "another member" if is_collective else "a server"

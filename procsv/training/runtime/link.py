@@ -1,8 +1,8 @@
-"""Link: the one thread of a trainer that talks to the watchdog and the services.
+"""Link: the trainer's one thread that talks to the watchdog and the services.
 
-Other threads hand it messages (`send_reliable`, `ask`) and never touch a socket.  Its ticks write the heartbeat (context.py), and
-it is the first to see the lifeline and the signals, even while the main thread sits in a C call.  It decides nothing: it
-passes what it receives to handlers.
+Other threads pass it messages (`send_reliable`, `ask`) and never touch a socket.  Its ticks write
+the heartbeat (context.py).  It notices the lifeline and signals first, even while the main thread
+is in a C call.  It decides nothing: it passes received messages to handlers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from procsv.ipc.messaging.watchdog_messages import CopyKept, FlushDone, Inject, 
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
 
-TICK_S = 0.2  # between heartbeats; a step in `status` is at most this much older than its reading
+TICK_S = 0.2  # between heartbeats; `status` shows a step at most this long after it is read
 
 declare("trainer.hello")
 
 Handler = Callable[[Any], None]  # of the body of a message
-# The messages that a training process does something with.  Some have their handler only while a session lasts; any other
-# is refused, and counted.
+# The messages that a training process handles.  Some have a handler only during a session.  Any
+# other message is refused and counted.
 HEARD = frozenset(
     {
         CopyKept,
@@ -65,8 +65,8 @@ class Link:
         self._handlers: dict[type, list[Handler]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lost: dict[TaskId, str] = {}  # peers that will not answer any more, and why
-        self._clients: dict[TaskId, Client] = {}  # the thread's, as are the answers that somebody waits for
+        self._lost: dict[TaskId, str] = {}  # peers that will never answer again, and why
+        self._clients: dict[TaskId, Client] = {}  # only for the thread, like `_futures`
         self._futures: dict[tuple[TaskId, int], Future[Received]] = {}
         self._ending_by_s: float | None = None
         self._failure: BaseException | None = None
@@ -82,14 +82,14 @@ class Link:
         return self._thread.is_alive()
 
     def on(self, kind: type[Message], handler: Handler) -> None:
-        """Calls `handler` on this thread for each `kind` received, which is acknowledged afterwards."""
+        """Calls `handler` on this thread for each received `kind`, then acknowledges it."""
         self._handlers.setdefault(kind, []).append(handler)
 
     def remove_handler(self, kind: type[Message], handler: Handler) -> None:
         self._handlers[kind].remove(handler)
 
     def watch_fd(self, fd: int, react: Callable[[], None]) -> None:
-        """Calls `react` on this thread when `fd` is readable; before `start_thread` only."""
+        """Calls `react` on this thread when `fd` is readable; only before `start_thread`."""
         self._watched[fd] = react
 
     def send_reliable(self, peer: TaskId, body: Message) -> None:
@@ -98,14 +98,17 @@ class Link:
         self.wake()
 
     def ask(self, peer: TaskId, body: Message, timeout_s: float) -> Received:
-        """Sends `body` and waits for its answer.  TimeoutError after `timeout_s`; PeerError if `peer` is lost."""
+        """Sends `body` and waits for its answer.
+
+        Raises TimeoutError after `timeout_s`, and PeerError if `peer` is lost.
+        """
         future: Future[Received] = Future()
         self._queue.append((peer, body, future))
         self.wake()
         return future.result(timeout_s)
 
     def mark_lost(self, peer: TaskId, why: str) -> None:
-        """Marks `peer` as lost: whoever waits for its answer, now or later, gets a PeerError.  Any thread."""
+        """Marks `peer` as lost: present and later callers of `ask` get a PeerError.  Any thread."""
         self._lost[peer] = why
         self.wake()
 
@@ -118,7 +121,7 @@ class Link:
             os.eventfd_write(self._wake_fd, 1)
 
     def close_link(self, timeout_s: float) -> None:
-        """Sends what is still queued, for at most `timeout_s`, and closes.  Raises what ended the thread."""
+        """Sends the queue within `timeout_s` and closes; raises the error that ended the thread."""
         self._ending_by_s = self._clock.monotonic() + timeout_s
         self.wake()
         if self._thread.ident is not None:
@@ -129,9 +132,9 @@ class Link:
         if self._failure is not None:
             raise self._failure
 
-    # -- on the thread ---------------------------------------------------------------------------------------
+    # -- on the thread -----------------------------------------------------------------------------
     def _run(self) -> None:
-        name_own_thread()  # first: whoever looks whether the program does anything leaves it out
+        name_own_thread()  # first, so that checks for activity of the program ignore this thread
         context = new_context()
         me = Address(self._start.run, self._start.task, self._start.incarnation)
         paths = self._start.paths
@@ -140,7 +143,7 @@ class Link:
             self._clients[peer] = Client(context, path, me, self._clock)
         try:
             self._talk()
-        except BaseException as failure:  # raised again by `close_link`
+        except BaseException as failure:  # `close_link` raises it again
             self._failure = failure
             raise
         finally:
@@ -159,12 +162,12 @@ class Link:
             for peer, seq in [key for key in self._futures if key[0] in self._lost]:
                 self._futures.pop((peer, seq)).set_exception(PeerError(self._lost[peer]))
             for peer, client in self._clients.items():
-                if client in news or client.is_pending:  # else there is neither a connection nor a message to look for
+                if client in news or client.is_pending:  # otherwise there is no connection and no message to check
                     self._tick(peer, client)
             for listener in self.on_tick:
                 listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
-                return  # whoever closes a stream flushes it
+                return  # closing a stream has flushed it
             news = waiter.wait(TICK_S if self._ending_by_s is None else 0.02)
             for thing in news:
                 if thing == self._wake_fd:
@@ -181,13 +184,14 @@ class Link:
                     client.acknowledge(received)
 
     def unwatch(self, fd: int) -> None:
-        """Stops watching `fd`; called from its own reaction."""
+        """Stops watching `fd`; call it from that fd's own reaction."""
         self._watched.pop(fd, None)
 
     def _send_queued(self) -> None:
         while self._queue:
             peer, body, future = self._queue.popleft()
-            if peer not in self._clients:  # a run without this service, or whose service is on another machine
+            # The run does not have this service, or has it on another machine.
+            if peer not in self._clients:
                 if future is not None:
                     future.set_exception(PeerError(f"no {peer} service is on this machine"))
                 continue

@@ -1,6 +1,7 @@
 """The log of a training process.
 
-The graph side makes it a child of TensorFlow's logger: the program's verbosity and handlers hold for it, too.
+The graph side makes it a child of TensorFlow's logger, so the program's verbosity and handlers
+apply.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from collections.abc import Iterator
 log = logging.getLogger("procsv")
 
 _PREFIX = "procsv: "
-_SHOWS_NAME = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in the three styles of formats
-_said: set[tuple[str, int]] = set()  # by which process
+_SHOWS_NAME = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in the three format styles
+_said: set[tuple[str, int]] = set()  # with the process that printed it
 
 
 def say(text: str) -> None:
-    """Prints a line for the user, whatever the program's log shows."""
+    """Prints a line for the user, no matter what the program's log shows."""
     print(f"procsv: {text}", file=sys.stderr, flush=True)
 
 
 def say_once(text: str) -> None:
-    """Says so, once a process: what a standby says nobody reads, and its forks say it anew."""
+    """Prints a line once per process: a fork of a standby, whose lines nobody reads, repeats it."""
     if (text, os.getpid()) not in _said:
         _said.add((text, os.getpid()))
         say(text)
 
 
 def _drop_prefix(record: logging.LogRecord) -> bool:
-    """Drops the name that the text begins with, where the format of a handler shows that of the logger."""
+    """Drops the text's "procsv: " prefix if a handler's format shows the logger's name."""
     if isinstance(record.msg, str) and any(map(_shows_name, _handlers())):
         record.msg = record.msg.removeprefix(_PREFIX)
     return True

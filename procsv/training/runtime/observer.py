@@ -1,8 +1,9 @@
-"""The watchdog that a program without `procsv launch` starts itself, from the program's side.
+"""The watchdog that a program starts for itself without `procsv launch`; the program's side.
 
-Used by a Runtime of its own.  `warm_up` starts the process, which imports what it needs beside the program's own work;
-`open_run` gives it the run, and returns when the logdir is ours; `close_run` returns when all is on disk and every process is gone.
-If it is killed, the program trains on with its services, which only nobody replaces any more.
+A Runtime of its own uses it.  `warm_up` starts the process, which imports its modules while the
+program works.  `open_run` passes it the run, and returns when the logdir is ours.  `close_run`
+returns when all is on disk and every process is gone.  If the watchdog is killed, the program keeps
+training with its services, but nothing restarts them any more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
 from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.training.runtime.link import Link
 
-SETTINGS = LaunchSettings()  # as of a launch without options
+SETTINGS = LaunchSettings()  # like a launch without options
 
 Key = tuple[tuple[TaskId, ...], str]  # services, logdir
 
@@ -46,7 +47,7 @@ class _Process:
             self._process = subprocess.Popen(
                 [sys.executable, *safe_path(), "-m", OBSERVER, modules, logdir],
                 stdin=theirs.fd,
-                stdout=subprocess.DEVNULL,  # whoever reads our output to its end is not to wait for it
+                stdout=subprocess.DEVNULL,  # a reader of our output must not wait for the watchdog
                 start_new_session=True,
             )
         except BaseException:
@@ -59,24 +60,24 @@ class _Process:
         return self._process.poll() is None
 
     def wait_until_gone(self) -> int:
-        """Waits until it is gone; its exit code."""
+        """Waits until the process is gone; returns its exit code."""
         self.channel.close()
         return self._process.wait()
 
     def discard(self) -> None:
-        """Ends one that has no run yet."""
+        """Ends a watchdog that has no run yet."""
         self._process.kill()  # its services see the end of their input
         self.wait_until_gone()
 
 
-IDLE_MAX = 4  # for logdirs whose sessions have not begun
-_idle: dict[Key, _Process] = {}  # started, and not needed yet
-_locks: set[FileLock | DirectoryLock] = set()  # held by this process, and not by its forks
+IDLE_MAX = 4  # for logdirs without a session yet
+_idle: dict[Key, _Process] = {}  # started but not needed yet
+_locks: set[FileLock | DirectoryLock] = set()  # held by this process, but not by its forks
 _guard = threading.Lock()
 
 
 def discard_idle(count_left: int = 0) -> None:
-    """Ends watchdogs whose sessions have not begun, the oldest first; one that begins all the same starts another."""
+    """Ends watchdogs without a session, oldest first; a later session starts another one."""
     with _guard:
         old = [_idle.pop(key) for key in list(_idle)[: len(_idle) - count_left]]
     for process in old:
@@ -87,7 +88,10 @@ atexit.register(discard_idle)
 
 
 def _forget_in_fork() -> None:
-    """A fork shares our descriptors: as long as it held them, neither lock nor channel would say that we are dead."""
+    """Closes shared descriptors in a fork.
+
+    Otherwise its copies would keep locks held and channels open after this process has died.
+    """
     global _guard
     _guard = threading.Lock()
     for lock in _locks:
@@ -102,33 +106,37 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 class Observer:
-    """The runs of one Supervisor, or of one monitored session, one after the other."""
+    """The successive runs of one Supervisor or one monitored session."""
 
     def __init__(self, logdir: str, may_save: bool) -> None:
-        """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
+        """`may_save`: it owns `logdir`'s checkpoints; without a Saver it only shares `logdir`."""
         self.paths = find_paths(logdir)
         self.logdir = name_logdir(logdir, self.paths)
         self.services = tuple(SERVICES)
-        if not may_save:  # a run of its own, which leaves nothing in the logdir
+        if not may_save:  # a run of its own that leaves nothing in the logdir
             run_dir, shm_dir = name_directories(secrets.token_hex(8))
             self.paths = RunPaths(logdir=self.paths.logdir, run_dir=run_dir, shm_dir=shm_dir, own_home=run_dir / "home")
             self.services = (SUMMARY,)
-        self.peers = (WATCHDOG, *self.services)  # whom the program speaks to
+        self.peers = (WATCHDOG, *self.services)  # the program talks to them
         self._key: Key = (self.services, self.logdir)
         self._process: _Process | None = None
         self._lock: FileLock | None = None
         self._heirs: DirectoryLock | None = None
 
     def warm_up(self) -> None:
-        """Starts the watchdog, beside what the program does until its session begins."""
+        """Starts the watchdog while the program works toward its session."""
         discard_idle(IDLE_MAX - 1)
         if self._key not in _idle:
-            with contextlib.suppress(OSError):  # no process or descriptor just now: `open_run` tries again, and says so
+            # No process or descriptor is free now: `open_run` tries again and reports a failure.
+            with contextlib.suppress(OSError):
                 _idle[self._key] = _Process(*self._key)
 
-    # -- beginning -------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
     def open_run(self) -> Start:
-        """Locks the logdir and starts the services.  LogdirLocked if another run has it, or it cannot be written."""
+        """Locks the logdir and starts the services.
+
+        Raises LogdirLocked if another run has the logdir, or if it is not writable.
+        """
         if self.paths.own_home is None:
             try:
                 self.paths = make_paths(self.logdir)
@@ -163,7 +171,7 @@ class Observer:
             raise UserError(
                 f"procsv's watchdog of this program ended with exit code {code} before it had begun"
             ) from None
-        except BaseException:  # an interrupt: it sees that nobody waits for it, and ends
+        except BaseException:  # an interrupt: the watchdog sees that nobody waits, and ends
             process.wait_until_gone()
             raise
         assert received is not None, "it was waited for"
@@ -177,7 +185,7 @@ class Observer:
         return msgspec.structs.replace(start, task=TRAINER, incarnation=opened.incarnation)
 
     def _hold_locks(self, incarnation: int, heirs_fd: int) -> None:
-        """Whatever becomes of the watchdog: nobody else writes to the logdir as long as we do."""
+        """Keeps other writers out of the logdir while we live, even without the watchdog."""
         self._heirs = DirectoryLock(self.paths.home, heirs_fd)
         _locks.add(self._heirs)
         lock = FileLock(self.paths.writer_lock(TRAINER))
@@ -186,7 +194,7 @@ class Observer:
             _locks.add(lock)
 
     def attach(self, link: Link) -> None:
-        """Hears of the watchdog's death.  Before the link talks."""
+        """Watches for the watchdog's death; call it before the link's thread starts."""
         assert self._process is not None
         link.watch_fd(self._process.channel.fd, lambda: self._look_for_death(link))
 
@@ -202,9 +210,12 @@ class Observer:
             file=sys.stderr,
         )
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def close_run(self, code: int) -> None:
-        """Nothing more is said to the run: has what is unsaved saved, and all ended.  `code`: how, as an exit code."""
+        """Has everything unsaved saved and all processes ended; no message follows.
+
+        `code` is the exit code for how the program ended.
+        """
         process, self._process = self._process, None
         if self._lock is not None:
             _locks.discard(self._lock)
@@ -216,14 +227,14 @@ class Observer:
             self._heirs = None
         if process is None:
             return
-        with contextlib.suppress(OSError, EOFError):  # its end-of-file: all is done
+        with contextlib.suppress(OSError, EOFError):  # end-of-file means that all is done
             process.channel.send(ProgramLeft(code))
             while process.channel.receive(waits=True) is not None:
                 pass
         process.wait_until_gone()
 
     def finish_if_lost(self, link: Link) -> None:
-        """In the watchdog's place, if that is dead: the services save what is unsaved, and end."""
+        """Has the services save and end in place of a dead watchdog."""
         for task in self.services if link.why_lost(WATCHDOG) and link.is_talking else ():
             try:
                 link.ask(task, Finish(), SERVICES[task].finish_s_max)

@@ -1,4 +1,4 @@
-"""`procsv.extend` and `procsv.preempted`: what a program may tell its run, and ask of it; and what its arguments may leave to the run."""
+"""`procsv.extend` and `procsv.preempted`, and arguments that leave a choice to the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from procsv.training.runtime.context import current, watched
 
 
 class Default(enum.Enum):
-    """Stand-ins for arguments that the program does not give; an editor and `help` show their names."""
+    """Markers for arguments that the program does not give; editors and `help` show their names."""
 
-    FROM_COMMAND_LINE = enum.auto()  # as `procsv launch --snapshot-secs` says: "auto" without it
+    FROM_COMMAND_LINE = enum.auto()  # the value of `procsv launch --snapshot-secs`, or "auto"
 
     def __repr__(self) -> str:
         return self.name
@@ -23,14 +23,14 @@ SnapshotSecs = float | Literal["auto"] | Default | None
 
 
 def extend(seconds: float) -> None:
-    """Keeps the watchdog from taking the next `seconds` for a hang, whatever the program does meanwhile.
+    """Keeps the watchdog from taking the next `seconds` for a hang.
 
-    Use it before what takes longer than a step or an import may and calls no session: loading data, say, or an evaluation
-    outside of TensorFlow.  It never shortens what is allowed already.  Without `procsv launch` a program is watched while a
-    session is open; else this does nothing.
+    Use it before long work outside of any session, such as loading data or an evaluation outside of
+    TensorFlow.  It never shortens the present limit.  Without `procsv launch` a program is watched
+    only while a session is open; at other times this does nothing.
 
     Raises:
-        ValueError: `seconds` is not a number from 0 on.
+        ValueError: `seconds` is negative, infinite or not a number.
     """
     if not 0 <= seconds < math.inf:
         raise ValueError(f"procsv.extend takes a number of seconds from 0 on, not {seconds}")
@@ -40,10 +40,11 @@ def extend(seconds: float) -> None:
 
 
 def preempted() -> bool:
-    """Whether this process was told to save and end because its machine, or its watchdog, goes away.
+    """Whether this process must save and end because its machine or its watchdog goes away.
 
-    `sv.should_stop()` is true then, too, and the state is being saved; a program need not ask.  It serves programs that
-    have something of their own to do, such as cutting an evaluation short.  Without `procsv launch` it is False.
+    `sv.should_stop()` is then also true, and the state is being saved, so most programs need not
+    ask.  Use it for other work before the end, such as cutting an evaluation short.  Without
+    `procsv launch` it is False.
     """
     runtime = current()
     return runtime is not None and runtime.stops.reason == "preempt"

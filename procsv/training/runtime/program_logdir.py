@@ -1,8 +1,10 @@
-"""The directory that a program names, under `procsv launch`: the run's logdir, or what becomes of it.
+"""Choose the directory to use under `procsv launch` when the program names one.
 
-Used by attach.py.  Without --logdir the run adopts the first directory that the program names, with --logdir one in that, and goes
-on in it: a program whose directory is new at each start (a time stamp, mkdtemp) gets the run's in its place,
-but only if its arguments are those of the run.  With --map-logdir, as in a drill, the run's logdir takes the place of any.
+attach.py uses it.  Without --logdir the run adopts the first directory that the program names; with
+--logdir, the first one inside the given logdir.  Later starts use the adopted directory.  A program
+whose directory is new at each start (a time stamp, mkdtemp) gets the run's directory instead, but
+only if its arguments are the run's arguments.  With --map-logdir, as in a drill, the run's logdir
+replaces any directory.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
 
 
 def settle_logdir(runtime: Runtime, given: str) -> str:
-    """The directory to use where the program says `given`.  UserError, saying what to pass, if it is not to be had."""
+    """Returns the directory to use for `given`; UserError, with what to pass, if there is none."""
     logdir = _choose_logdir(runtime, given)
     CarriedCheckpoints(runtime.connection.start).put_back_links()
     return logdir
@@ -77,27 +79,28 @@ def _say_once(runtime: Runtime, given: str, text: str) -> None:
 def _mismatch(given: str, start: Start) -> UserError:
     if start.naming != "mapped" and _is_temporary(given):
         return UserError(
-            f"the program's logdir is {anchor(given)}, a temporary directory, but the run's is {start.logdir}; start it with `procsv launch "
-            f"--logdir {shlex.quote(start.logdir)} --map-logdir …`, which has it use the run's, or give the program {{logdir}} as an argument "
-            "that names its directory"
+            f"the program's logdir is {anchor(given)}, a temporary directory, but the run's is {start.logdir}; "
+            f"start it with `procsv launch --logdir {shlex.quote(start.logdir)} --map-logdir …`, which has it use "
+            "the run's, or give the program {logdir} as an argument that names its directory"
         )
-    # Without --logdir the run would go on in the program's directory.
+    # Without --logdir the run would continue in the program's directory.
     leave_out = " or without --logdir" if start.naming == "inside" and local_path(given) is not None else ""
     mapped = "" if start.naming == "mapped" else ", or with --map-logdir, which has it use the run's"
     return UserError(
-        f"the program's logdir is {anchor(given)}, but the run's is {start.logdir}; give the program {{logdir}} as an argument that names "
-        f"its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`{leave_out}{mapped}"
+        f"the program's logdir is {anchor(given)}, but the run's is {start.logdir}; give the program {{logdir}} as "
+        f"an argument that names its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`"
+        f"{leave_out}{mapped}"
     )
 
 
 def _is_temporary(given: str) -> bool:
-    """Whether it is of mkdtemp(), or within such a one: the next start has another."""
+    """Whether mkdtemp() made it or a directory around it, so that the next start has another."""
     root, place = Path(tempfile.gettempdir()), Path(anchor(given))
     return any(one.parent == root and MADE_BY_MKDTEMP.fullmatch(one.name) for one in (place, *place.parents))
 
 
 def _is_told(given: str, args: tuple[str, ...], logdir: Path) -> bool:
-    """Whether an argument names `given`, or a directory around it, and the run's logdir is not in that."""
+    """Whether an argument names `given` or a parent of it that does not hold the run's logdir."""
     for place in (Path(given), *Path(given).parents):
         if place.name and any(arg.rpartition("=")[2].rstrip("/") == str(place) for arg in args):
             return not logdir.is_relative_to(local_home(place))

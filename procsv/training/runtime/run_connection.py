@@ -1,7 +1,8 @@
-"""Connect a training process to its run: what it was told at its start, the link and the event streams.
+"""Connect a training process to its run: its start record, the link and the event streams.
 
-Held by the Runtime, which opens and closes it.  Any thread may send.  A program may end at any time, so `tell_watchdog` and
-`add_tick` drop what comes when the connection is closed; the other methods raise an error then.
+The Runtime holds, opens and closes it.  Any thread may send.  A program may end at any time, so
+`tell_watchdog` and `add_tick` drop what comes after the close; the other methods then raise an
+error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ADOPT_S_MAX = 60.0  # for the watchdog's answer
 
 
 class RunConnection:
-    """The connection of one process, which may be opened for one run after another."""
+    """The connection of one process, which can be opened for several runs in turn."""
 
     def __init__(self, paths: RunPaths, peers: tuple[TaskId, ...], start: Start | None, clock: Clock) -> None:
         self.paths = paths
@@ -52,16 +53,19 @@ class RunConnection:
 
     @property
     def told_snapshot_s(self) -> float | Literal["auto"]:
-        """The command line's interval of snapshots: seconds, 0 for off, or "auto"."""
+        """The command line's snapshot interval: seconds, 0 for off, or "auto"."""
         return self._start.settings.snapshot_s if self._start is not None else "auto"
 
-    # -- opening and closing ---------------------------------------------------------------------------------
+    # -- open and close ----------------------------------------------------------------------------
     def begin_attempt(self, start: Start) -> None:
-        """Makes this process trainer `start.incarnation` of the run that `start` names."""
+        """Makes this process trainer `start.incarnation` of the run in `start`."""
         self._start, self.paths = start, start.paths
 
     def make_link(self) -> Link:
-        """A link for `open_link`, to which handlers can be given first.  The event streams belong to the run from here on."""
+        """Makes a link for `open_link`, so that handlers can be added first.
+
+        The event streams belong to the run from here on.
+        """
         start = self.start
         link = Link(start, self._clock, self.streams, self._peers)
         self.streams.attach_to_run(
@@ -73,16 +77,16 @@ class RunConnection:
         self._link = link
 
     def start_link(self) -> None:
-        """Starts the link's thread; call it when all handlers that must miss nothing are in place."""
+        """Starts the link's thread; first add all handlers that must not miss a message."""
         if not self.link.is_talking:
             self.link.start_thread()
 
     def take_link(self) -> Link:
-        """The link, which nobody else finds any more."""
+        """Removes the link from the connection and returns it."""
         link, self._link = self.link, None
         return link
 
-    # -- messages --------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
     def _wake_link(self) -> None:
         link = self._link
         if link is not None:
@@ -92,7 +96,7 @@ class RunConnection:
         self.link.send_reliable(CHECKPOINT, body)
 
     def tell_user_save(self, path: str) -> None:
-        """Tells the service that the program has saved `path` by the supervised Saver, if there is a service."""
+        """Tells the service, if there is one, that the supervised Saver has saved `path`."""
         if self._link is not None:
             self.tell_checkpoint(UserSave(path))
 
@@ -103,17 +107,17 @@ class RunConnection:
             link.send_reliable(WATCHDOG, body)
 
     def note_entry(self, entry: AnyEntry) -> None:
-        """Writes a line to the journal."""
+        """Writes an entry to the journal."""
         self.tell_watchdog(Note(entry))
 
     def add_tick(self, tick: Callable[[float], None]) -> None:
-        """Calls `tick` with each turn of the link's thread, unless the connection is closed: a program may end at any time."""
+        """Calls `tick` at each turn of the link's thread, unless the connection is closed."""
         link = self._link
         if link is not None:
             link.on_tick.append(tick)
 
     def adopt_logdir(self, logdir: Path) -> None:
-        """Makes `logdir`, which the program has named, that of the run.  UserError if it cannot be."""
+        """Makes the program's `logdir` the run's logdir; UserError if that is impossible."""
         told = self.link.ask(WATCHDOG, AdoptLogdir(str(logdir)), ADOPT_S_MAX)
         assert isinstance(told.body, LogdirAdopted), "the answer to AdoptLogdir"
         if told.body.error:

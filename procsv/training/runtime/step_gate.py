@@ -1,15 +1,16 @@
-"""Gate before the steps of a launch's tasks: whoever captures holds all of them between two steps.
+"""Gate before the steps of a launch's tasks: the chief holds them all between two steps.
 
-Made by the bootstrap of each task that trains, under `--consistent-snapshots`, if all tasks are on this machine.  The boundary of a
-worker has its steps guarded; the chief calls `hold`.  Files of the run directory, which all tasks see, and the kernel's locks on them:
+Under `--consistent-snapshots`, if all tasks are on this machine, the bootstrap of each training
+task makes one.  A worker's boundary guards its steps with it; the chief calls `hold` for a capture.
+All tasks share these files of the run directory and the kernel's locks on them:
 
-    gate.lock            of whoever holds; before a step, each task looks whether it is free
-    steps.<task>.lock    that task's while it is in a step.  Its one byte is a Mark
-    lives.<task>.lock    shared by all processes of the task, from before its program begins
+    gate.lock            held during a hold; before a step, each task checks that it is free
+    steps.<task>.lock    held by that task during a step; its one byte is a StepMark
+    lives.<task>.lock    shared by all processes of the task, from before its program starts
 
-The kernel lets go for whoever dies.  Nobody waits without a limit, not even for a chief that was frozen as it held: it finds by its
-clock that the others have gone on.  A file that somebody has removed is not made again, except by the next attempt of its task, and
-as long as one is missing nothing is known to be held.
+The kernel releases the locks of a dead process.  Every wait has a limit, also the wait for a chief
+that was frozen during a hold: its clock tells it later that the others have gone on.  A removed
+file is re-created only by its task's next attempt.  While one is missing, no hold counts.
 """
 
 from __future__ import annotations
@@ -31,59 +32,59 @@ from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.locks import try_lock
 
-HELD_S_MAX = 0.05  # from the moment at which all stand at a boundary; then they go on
-GATHER_S_MAX = 2.0  # until then; the wait is given up
-GATHER_STEPS = 2  # of the chief, as long as that a capture waits for the steps of the others to end
-SETTLE_S = 1.0  # after a task died in a step: the servers may still be at it
-WAIT_S_MAX = 4.0  # of one step for a chief that does not let go
+HELD_S_MAX = 0.05  # the longest hold once all tasks are at a boundary
+GATHER_S_MAX = 2.0  # the longest wait for that
+GATHER_STEPS = 2  # of the chief: for as long as these take, a capture waits for the others' steps
+SETTLE_S = 1.0  # after a task died in a step: the servers may still process it
+WAIT_S_MAX = 4.0  # the longest wait of a step for a chief that does not let go
 LOOK_S = 0.0005  # between two tries for a lock
 
 
 class StepMark(IntEnum):
-    """What a task has said of its steps."""
+    """A task's last note on its steps."""
 
-    UNKNOWN = 0  # it has not come to a step yet, or its steps do not pass here
+    UNKNOWN = 0  # no step yet, or its steps do not pass the gate
     BETWEEN = 1
     WITHIN = 2
 
 
 class Hold(msgspec.Struct):
-    """One hold, and what became of it."""
+    """One hold and its outcome."""
 
-    why: str = ""  # why not all were held
-    held_s: float = 0.0  # how long steps were kept from beginning
-    is_whole: bool = False  # at the end: no other task was in a step at any time of it
+    why: str = ""  # why not all tasks were held
+    held_s: float = 0.0  # how long steps were blocked
+    is_whole: bool = False  # at the end: no other task was in a step during the hold
 
 
 def gather_s_of(step_s: float) -> float:
-    """How long a capture waits for the steps of the others to end, where one of the chief's takes `step_s`."""
+    """How long a capture waits for other tasks' steps if the chief's take `step_s`."""
     return max(HELD_S_MAX, GATHER_STEPS * step_s)
 
 
 class StepGate:
-    """One task's end of the gate: a worker's, or the chief's."""
+    """One task's end of the gate: a worker's or the chief's."""
 
     def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
-        """`others`: the other tasks that train."""
+        """`others`: the other training tasks."""
         self._paths, self._others, self._clock = paths, others, clock
         self._gate = os.open(paths.gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._pause = threading.Event()
         self._seen: dict[Path, int] = {}  # the files of other tasks
-        self._died_s: dict[TaskId, float] = {}  # in a step, when that was first seen
+        self._died_s: dict[TaskId, float] = {}  # in a step; when their death was first seen
         self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._steps, bytes([StepMark.UNKNOWN]), 0)
         self._mark = mmap.mmap(self._steps, 1)
         self._lives = os.open(paths.lives(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lives, fcntl.LOCK_SH)
-        self._is_given_up = False  # a wait for the chief was: there is none until it has let go
+        self._is_given_up = False  # a wait for the chief timed out: no more waits until it lets go
 
-    # -- a worker's steps ------------------------------------------------------------------------------------
+    # -- a worker's steps --------------------------------------------------------------------------
     def open_steps(self) -> None:
-        """The steps of this task pass here from now on."""
+        """Makes this task's steps pass the gate."""
         self._mark[0] = StepMark.BETWEEN
 
     def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, which passes here."""
+        """Wraps `step` so that it passes the gate."""
 
         def guarded(*args: Any) -> Any:
             self._enter()
@@ -95,11 +96,11 @@ class StepGate:
         return guarded
 
     def _enter(self) -> None:
-        """Before a step; waits while the chief holds."""
+        """Enters a step; waits while the chief holds."""
         if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
             self._is_given_up = False
             self._mark[0] = StepMark.WITHIN
-            try_lock(self._steps)  # nobody else has it: for that, he would have the gate
+            try_lock(self._steps)  # free: another holder would need the gate
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return
         self._is_given_up = True
@@ -107,7 +108,7 @@ class StepGate:
         try_lock(self._steps)
 
     def _leave(self) -> None:
-        """After the step."""
+        """Leaves the step."""
         self._mark[0] = StepMark.BETWEEN
         fcntl.flock(self._steps, fcntl.LOCK_UN)
 
@@ -122,12 +123,13 @@ class StepGate:
             self._pause.wait(LOOK_S)
         return True
 
-    # -- the chief -------------------------------------------------------------------------------------------
+    # -- the chief ---------------------------------------------------------------------------------
     @contextlib.contextmanager
     def hold(self, gather_s: float) -> Iterator[Hold]:
-        """Keeps the other tasks between two steps for the block, as far as that can be had within `gather_s`.
+        """Keeps the other tasks between two steps for the block, if it can within `gather_s`.
 
-        The block runs in any case.  After HELD_S_MAX of it the others go on, whatever it does.
+        The block runs in any case.  After HELD_S_MAX the other tasks continue, even during the
+        block.
         """
         hold, held, begun_s = Hold(), list[int](), self._clock.monotonic()
         letting_go = threading.Lock()
@@ -160,7 +162,10 @@ class StepGate:
         hold.is_whole = not hold.why
 
     def _gather(self, held: list[int], deadline_s: float) -> str:
-        """Adds what it locks to `held`; why not all tasks stand between two steps, "" if they do."""
+        """Locks the gate and all steps, and adds the locks to `held`.
+
+        Returns why not all tasks are between two steps, or "".
+        """
         now_s = self._clock.monotonic()
         if why := self._why_unknown(now_s):
             return why
@@ -175,7 +180,7 @@ class StepGate:
         return ""
 
     def _lock(self, fd: int, deadline_s: float) -> bool:
-        """flock has no limit of its own, so it is tried."""
+        """Polls for the lock, because flock has no time limit."""
         while not try_lock(fd):
             if self._clock.monotonic() >= deadline_s:
                 return False
@@ -183,7 +188,7 @@ class StepGate:
         return True
 
     def _why_unknown(self, now_s: float) -> str:
-        """Why a task may train past the gate, or the servers for one that is dead; "" if none does."""
+        """Why a task may train past the gate, or a server may for a dead one; "" if none does."""
         if not _is_at(self._paths.gate, self._gate):
             return f"{self._paths.gate} was removed"
         for task in self._others:
@@ -202,7 +207,7 @@ class StepGate:
         return ""
 
     def _file(self, path: Path) -> int | None:
-        """Another task's file, open; None if it is not there."""
+        """Returns another task's open file; None if it does not exist."""
         fd = self._seen.get(path)
         if fd is not None:
             if _is_at(path, fd):

@@ -1,6 +1,7 @@
 """Stop requests to a training process: by its watchdog, by a signal, or by the lifeline.
 
-Held by the Runtime.  The first one counts.  A program that handles SIGTERM itself is left to end by itself first.
+The Runtime holds them, and the first one counts.  A program that handles SIGTERM itself first gets
+the time to end by itself.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ StopListener = Callable[[Reason], None]
 
 
 class StopRequests:
-    """Why and since when this process is to stop, and who hears of it."""
+    """Why and since when this process must stop, and who is notified."""
 
     def __init__(
         self, clock: Clock, heartbeat: TrainerHeartbeat, leave_to_program: Callable[[Reason, float], bool]
     ) -> None:
-        """`leave_to_program(reason, grace_s)`: whether the program handles a stop itself, and is left to end."""
+        """`leave_to_program(reason, grace_s)`: whether the program will handle a stop itself."""
         self.reason: Reason | None = None
         self.asked_s = 0.0
-        self.is_left = self.is_left_to_end_run = False  # it is left to end by itself; and the run ends with it
+        self.is_left = self.is_left_to_end_run = False  # left to end by itself; and the run ends with it
         self._clock, self._heartbeat, self._leave_to_program = clock, heartbeat, leave_to_program
         self._interrupt: Callable[[], None] = lambda: None
         self._listeners: list[StopListener] = []
@@ -35,11 +36,14 @@ class StopRequests:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the watchdog, a signal or the lifeline has asked; a program that handles it itself may not know yet."""
+        """Whether the watchdog, a signal or the lifeline has requested a stop.
+
+        A program that handles the stop itself may not know yet.
+        """
         return self.is_left or self.reason is not None
 
     def add_listener(self, listener: StopListener) -> None:
-        """Calls `listener` when this process is asked to stop; at once if it has been already."""
+        """Calls `listener` when a stop is requested, or immediately if it already was."""
         with self._lock:
             self._listeners.append(listener)
             reason = self.reason
@@ -52,7 +56,7 @@ class StopRequests:
 
     @contextlib.contextmanager
     def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Within the block, `interrupt` ends a program that has no session yet when its run is to end."""
+        """Within the block, `interrupt` ends a program without a session when its run must end."""
         self._interrupt = interrupt
         try:
             yield
@@ -60,14 +64,14 @@ class StopRequests:
             self._interrupt = lambda: None
 
     def handle_message(self, body: StopTraining) -> None:
-        """On the link's thread."""
+        """Handles the watchdog's request, on the link's thread."""
         is_left = self.ask_program(body.reason, body.grace_s)
         self.is_left_to_end_run = is_left and body.ends_run
         if body.ends_run and self._heartbeat.phase is Phase.IMPORT and not is_left:
             self._interrupt()
 
     def ask_program(self, reason: Reason, grace_s: float) -> bool:
-        """As `request_stop`, but for a program that handles SIGTERM itself, which is left to end first; whether it is."""
+        """Requests a stop; True if the program, which handles SIGTERM, may end by itself first."""
         if self.is_left:
             return True
         if self.reason is None:
@@ -80,7 +84,8 @@ class StopRequests:
     def request_stop(self, reason: Reason) -> None:
         """Asks this process to save and end, for the watchdog, a signal or the lifeline.
 
-        A signal comes first and always means "preempt"; the watchdog's message right behind it gives the reason.
+        A signal arrives first and always means "preempt"; the watchdog's message then gives the
+        reason.
         """
         with self._lock:
             if self.reason is not None:
@@ -95,5 +100,5 @@ class StopRequests:
             listener(reason)
 
     def forget_request(self) -> None:
-        """Another run has begun, which nobody has asked to stop."""
+        """Clears the request: another run has begun."""
         self.reason = None

@@ -1,7 +1,7 @@
-"""Keep the heartbeat of a training process: what it is doing now, as the watchdog reads it at any time.
+"""Keep the heartbeat of a training process: its present activity, for the watchdog to read.
 
-Held by the Runtime.  Any thread changes it.  The link's thread writes it five times a second; what must be seen before the GIL
-may be held is written at once.
+The Runtime holds it, and any thread may change it.  The link's thread writes it five times a
+second.  A change that must be visible even if the GIL is held next is written immediately.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ from procsv.base.system.stack_dump import DumpFile
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
-RESTORE_S = 1.0  # how often it looks whether its files in the runtime directory are still there
-DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while there is no runtime directory
-WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
-SITE = "-packages/"  # in the path of what is installed, by whatever way: site-packages, dist-packages
+RESTORE_S = 1.0  # between checks that its files in the runtime directory still exist
+DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while the runtime directory is missing
+WAIT_S_MAX = 1e8  # three years; stands for a wait without end
+SITE = "-packages/"  # in the path of any installed package: site-packages, dist-packages
 
 
 class SupervisedTraining(Protocol):
-    """The training under way, as its process knows it."""
+    """A training under way, as the rest of its process sees it."""
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether the calling thread alone makes its steps."""
+        """Whether only the calling thread makes steps."""
 
     @property
     def is_in_step(self) -> bool:
-        """In phase STEP: whether a step is under way; else the program's own code may be at work."""
+        """Whether a step is under way in phase STEP; if not, the program's own code may run."""
 
     def count_runs(self) -> int:
-        """Calls of sessions that have ended on the training thread."""
+        """Counts the finished session calls of the training thread."""
 
     def count_steps(self) -> int:
-        """Of these, the steps: of several tasks each counts its own."""
+        """Counts the steps among them; each of several tasks counts its own."""
 
     def capture_state(self, reason: Reason) -> None:
         """Takes a snapshot at the end of this step."""
 
     def visit_soon(self) -> None:
-        """Visits the boundary at the end of this step: something waits for it."""
+        """Makes the training thread visit the boundary at the end of this step."""
 
 
 class TrainerHeartbeat:
     """The heartbeat of one process, in a file from `open_file` to `close_file`."""
 
     def __init__(self, clock: Clock, handled_signals: Callable[[], int], is_training: Callable[[], bool]) -> None:
-        """`handled_signals`: those that the program has a handler of its own for, as bits.  `is_training`: whether a training is under way."""
+        """`handled_signals`: the program's, as bits.  `is_training`: whether it trains now."""
         self.phase = Phase.IMPORT
         self.step = -1
-        self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
+        self.returned = NOT_RETURNED  # the program's exit code, once its main module has finished
         self._clock, self._handled_signals, self._is_training = clock, handled_signals, is_training
-        self._training: SupervisedTraining | None = None  # whose steps count, even when it has ended
+        self._training: SupervisedTraining | None = None  # its steps count, even after its end
         self._is_step_a_phase = False
         self._read_fit: Callable[[], FitPlace | None] = lambda: None
         self._loss: Loss | None = None  # of that fit
         self._snapshots = Snapshots()
         self._imports = ImportWatch()
         self._extended_s = self._restore_s = 0.0
-        self._saves = 0  # under way
+        self._saves = 0  # number under way
         self._writer: HeartbeatWriter | None = None
-        self._stacks: DumpFile | None = None  # what faulthandler writes to, where that is ours
+        self._stacks: DumpFile | None = None  # faulthandler's output file, if it is ours
         self._lock = threading.RLock()
 
-    # -- its files -------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
     def open_file(self, path: Path) -> None:
-        """Opens it; waits a moment for the watchdog to make a removed directory anew."""
+        """Opens the file; waits a moment while the watchdog re-creates a removed directory."""
         pause = threading.Event()
         for _ in range(DIRECTORY_TRIES_MAX):
             with contextlib.suppress(FileNotFoundError):
@@ -84,11 +84,11 @@ class TrainerHeartbeat:
         self._writer = HeartbeatWriter(path)
 
     def keep_stacks(self, stacks: DumpFile) -> None:
-        """Restores the file of stacks, too, if somebody removes it."""
+        """Also restores the stack dump file if it is removed."""
         self._stacks = stacks
 
     def tick(self, now_s: float) -> None:
-        """Writes the heartbeat; on the link's thread."""
+        """Writes the heartbeat, on the link's thread."""
         self.write_beat()
         self._restore_files(now_s)
 
@@ -112,7 +112,7 @@ class TrainerHeartbeat:
             writer.beat(self._clock.monotonic())
 
     def _restore_files(self, now_s: float) -> None:
-        """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
+        """Re-creates our files if removed, once the watchdog has re-created their directory."""
         if now_s < self._restore_s:
             return
         self._restore_s = now_s + RESTORE_S
@@ -124,7 +124,7 @@ class TrainerHeartbeat:
 
     def close_file(self) -> None:
         with self._lock:
-            self.write_beat()  # the last step is what the journal will say
+            self.write_beat()  # the journal will quote the last step
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
@@ -134,16 +134,16 @@ class TrainerHeartbeat:
             self._stacks.disarm()
             self._stacks = None
 
-    # -- where the program is --------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
     def enter_phase(self, phase: Phase) -> None:
         self.phase = phase
 
     def reach_step(self, step: int) -> None:
-        """The link's thread writes `step` with its next beat."""
+        """Sets the step; the link's thread writes it with its next beat."""
         self.step = step
 
     def write_step(self, step: int) -> None:
-        """Writes `step` now, from any thread."""
+        """Writes `step` immediately, from any thread."""
         self.step = step
         self.write_beat()
 
@@ -152,35 +152,38 @@ class TrainerHeartbeat:
         self._training, self._is_step_a_phase = training, False
 
     def follow_fit(self, read_fit: Callable[[], FitPlace | None]) -> None:
-        """Shows how far a fit of Keras has come."""
+        """Shows the progress of a Keras fit."""
         self._read_fit = read_fit
 
     def show_loss(self, loss: Loss | None) -> None:
-        """Shows the loss of that fit; None: it is not known."""
+        """Shows the loss of that fit; None if unknown."""
         self._loss = loss
 
     def take_phase_for_step(self) -> None:
-        """From here on a step is under way while the phase is STEP: the training leaves that phase between two steps."""
+        """Treats phase STEP as a step under way: training leaves that phase between two steps."""
         self._is_step_a_phase = True
 
     def show_snapshots(self, snapshots: Snapshots) -> None:
-        """Shows the spacing of snapshots now, and what they cost."""
+        """Shows the present snapshot interval and cost."""
         self._snapshots = snapshots
 
     def end_program(self, code: int) -> None:
-        """The main module of the program has returned: the process ends with `code`, however its threads go on."""
+        """Records that the program's main module has finished.
+
+        The process will exit with `code`, no matter what its threads still do.
+        """
         self.returned = code
         self.write_beat()  # a signal may end the process at any line from here on
 
     @property
     def has_ended(self) -> bool:
-        """Whether the main module of the program has returned, and its training has ended, on whichever thread."""
+        """Whether the main module has finished, and training has ended on every thread."""
         return self.returned != NOT_RETURNED and not self._is_training()
 
-    # -- what is no hang -------------------------------------------------------------------------------------
+    # -- exemptions from the hang limit ------------------------------------------------------------
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Marks the block as a save, which may take as long as one.  Any thread."""
+        """Marks the block as a save, which has its own time limit.  Any thread."""
         with self._lock:
             self._saves += 1
         try:
@@ -190,13 +193,13 @@ class TrainerHeartbeat:
                 self._saves -= 1
 
     def extend_limit(self, seconds: float) -> None:
-        """Keeps the next `seconds` from counting as a hang.  Written to the heartbeat at once: the GIL may be held next."""
+        """Exempts the next `seconds` from the hang limit at once: the GIL may be held next."""
         self._extended_s = max(self._extended_s, self._clock.monotonic() + seconds)
         self.write_beat()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
-        """Marks the block as a wait for others, of at most `seconds` (None: without end), and no hang."""
+        """Marks the block as a wait of at most `seconds` (None: no limit), not a hang."""
         before_s = self._extended_s
         self.extend_limit(WAIT_S_MAX if seconds is None else min(seconds, WAIT_S_MAX))
         try:
@@ -206,23 +209,23 @@ class TrainerHeartbeat:
 
 
 class ImportWatch:
-    """Finds the package that the program imports just now: TensorFlow's import takes many seconds, and people wait for it."""
+    """Finds the package that the program now imports; TensorFlow's import takes many seconds."""
 
     def __init__(self) -> None:
-        self._count, self._found = 0, ""  # modules that there were; the first one that was half imported
+        self._count, self._found = 0, ""  # number of modules seen; the first half-imported one
 
     def look(self) -> str:
-        """The installed package whose import is under way; "" if none is."""
+        """The installed package whose import is under way; "" if there is none."""
         if not _is_begun(_spec(sys.modules.get(self._found))):
             count = len(sys.modules)
             self._found = _find() if count != self._count else ""
             self._count = count
         name = self._found.partition(".")[0]
-        return name if name.isascii() and name.isidentifier() else ""  # it goes to terminals
+        return name if name.isascii() and name.isidentifier() else ""  # it is printed to terminals
 
 
 def _find() -> str:
-    """The outermost: a module is entered when its import begins."""
+    """Finds the outermost module under import: `sys.modules` lists it first."""
     for name, module in list(sys.modules.items()):
         spec = _spec(module)
         if _is_begun(spec) and SITE in (spec.origin or "") and name.partition(".")[0] != "procsv":
@@ -231,7 +234,7 @@ def _find() -> str:
 
 
 def _spec(module: object) -> ModuleSpec | None:
-    """Past a module's own `__getattr__`, which may import what it stands for."""
+    """Reads `__spec__` without a module's `__getattr__`, which may import what it stands for."""
     try:
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
     except AttributeError:
