@@ -1,1 +1,1 @@
-"""The trainer process: its bootstrap, the program in it, the standby, its log."""
+"""The trainer process: its bootstrap, its program, the standby, its log."""

@@ -1,6 +1,7 @@
-"""Calls at the end of the program's first import of a package, which is never imported for them.
+"""Call functions at the end of the program's first import of a package.
 
-Used by the bootstrap and by drop_in.py, for what procsv changes in TensorFlow and Keras before the program uses them.
+The calls never import the package themselves.  The bootstrap and drop_in.py use them to change
+TensorFlow and Keras before the program uses them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _calls: dict[str, list[Callable[[], None]]] = {}  # by package
-_sought: set[str] = set()  # packages that a finder looks for just now
+_sought: set[str] = set()  # packages for which a finder now searches
 
 
 def call_after_import(package: str, call: Callable[[], None]) -> None:
@@ -28,19 +29,19 @@ def call_after_import(package: str, call: Callable[[], None]) -> None:
 
 
 def forget_call(package: str, call: Callable[[], None]) -> None:
-    """`call` is not made any more."""
+    """Cancels `call`."""
     with contextlib.suppress(ValueError):
         _calls.get(package, []).remove(call)
 
 
 def is_imported(package: str) -> bool:
-    """Whether `package` is imported, to its end."""
+    """Whether `package` is completely imported."""
     module = sys.modules.get(package)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 class _AfterImport:
-    """A finder of the packages alone, whose loader makes the calls when it has run the module."""
+    """A finder of these packages only; its loader makes the calls after it runs the module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not _calls.get(name) or name in _sought:

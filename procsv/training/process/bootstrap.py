@@ -1,8 +1,9 @@
 """Trainer bootstrap: join the run, then run TARGET as `python TARGET ARGS…` would.
 
-Started by the watchdog, as a trainer or as a standby that becomes one (standby.py).  The program sees its own `__main__`,
-`sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.  TensorFlow is left to the program to import.  An
-exception of the program's is left as last words for the crash report, and printed with the program's own traceback.
+The watchdog starts it, as a trainer or as a standby that becomes one (standby.py).  The program
+sees its own `__main__`, `sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.
+Only the program imports TensorFlow.  An exception of the program is saved as last words for the
+crash report, and printed with the program's own traceback.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, is_of_stop, write_last_words
 from procsv.training.runtime.step_gate import StepGate
 
-CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
-SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
+CONNECT_S_MAX = 2.0  # for a program that waits for its session to notice its end
+SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message for this long is a preemption notice
 
 declare("trainer.import", "trainer.atexit")
 
@@ -59,7 +60,8 @@ def main() -> None:
     keep_output_going()
     start = take_start(TRAINER)
     if start.settings.malloc == "keep":
-        keep_memory(os.environ)  # before an import starts threads, whose arenas a fork would go on with
+        # Before an import starts threads: a fork would keep the threads' arenas.
+        keep_memory(os.environ)
     recorder = EnvironmentRecorder()
     standby = StandbyProcess(start) if start.task == STANDBY else None
     if standby is not None:
@@ -76,7 +78,7 @@ def main() -> None:
         signals = ProgramSignals(start)
         runtime = _make_runtime(start, signals)
         _join_run(runtime, signals, start)
-    # Of several tasks of a machine, the one that imports what training needs.
+    # If the machine has several tasks, this is the one that imports what training needs.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
     if news is not None:
         news.note_configuration()
@@ -84,12 +86,12 @@ def main() -> None:
     if news is not None:
         news.note_last_imports()
     if runtime.is_ahead:
-        sys.exit(code)  # a hot standby whose program ended without a session was no trainer
+        sys.exit(code)  # a hot standby whose program ended without a session never was a trainer
     if code == 0 and (runtime.stops.is_asked or signals.was_noticed()) and not runtime.stops.is_left_to_end_run:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
-    atexit.register(_end_run, runtime, signals)  # threads that the program has left are joined before
-    if were_left():  # the interpreter's end would wait for what waits for a server that is gone
+    atexit.register(_end_run, runtime, signals)  # runs after the program's remaining threads are joined
+    if were_left():  # the interpreter's exit would wait for a thread that waits for a lost server
         atexit._run_exitfuncs()
         _flush_output()
         os._exit(code)
@@ -98,22 +100,23 @@ def main() -> None:
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
     if not runtime.is_connected:
-        return  # a fork that has come here by itself
+        return  # a fork of the program that reached this line by itself
     _leave_run(runtime)
     signals.ignore_notices()
-    failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
+    failpoint("trainer.atexit")  # after a kill here, all is saved, but the exit is still by a signal
 
 
 def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
-    runtime.heartbeat.write_step(runtime.heartbeat.step)  # whoever has not ended its session keeps the run
+    # A program that has not ended its session still holds the run.
+    runtime.heartbeat.write_step(runtime.heartbeat.step)
     runtime.release_run()
 
 
 def _make_runtime(start: Start, signals: ProgramSignals, gate: Callable[[Runtime], None] | None = None) -> Runtime:
     runtime = Runtime(
         start.paths,
-        (WATCHDOG, *SERVICES),  # a member has what stands for them
+        (WATCHDOG, *SERVICES),  # a member reaches their proxies
         start,
         gate=gate,
         handled_signals=signals.handled,
@@ -124,7 +127,10 @@ def _make_runtime(start: Start, signals: ProgramSignals, gate: Callable[[Runtime
 
 
 def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
-    """Connects to the run as the trainer; a stop is heard from here on, even while the main thread sits in a C call."""
+    """Connects to the run as the trainer.
+
+    From here on the process notices a stop, even while the main thread is in a C call.
+    """
     runtime.become_trainer(start)
     runtime.acquire_run()
     link = runtime.connection.link
@@ -143,7 +149,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
 
 
 def _join_step_gate(runtime: Runtime, start: Start) -> None:
-    """Before the program begins: no step of it is to be missed."""
+    """Joins the gate before the program starts, so that it misses no step."""
     if not start.is_spread:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
         runtime.join_step_gate(StepGate(start.paths, start.task, others, runtime.clock))
@@ -159,10 +165,11 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
 
 
 def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals) -> None:
-    """Makes each notice a stop request, on the link's thread, whatever the main thread does.
+    """Turns each notice into a stop request on the link's thread, whatever the main thread does.
 
-    Schedulers signal every process at once.  The watchdog, which is told as well, then ends the tasks in their order, by a message behind
-    its own signal: so the chief waits for the workers, and what the chief saves is there until it has.
+    Schedulers signal every process at once, and the watchdog gets the signal, too.  It then ends
+    the tasks in their order, with a message after its own signal.  So the chief waits for the
+    workers, and the servers that the chief saves stay until it has saved.
     """
     trains_beside = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
     alone_s = SIGNAL_ALONE_S + (HEAD_START_S if start.is_chief and trains_beside else 0.0)
@@ -184,8 +191,8 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
 
 
 def _why_needed(runtime: Runtime, start: Start) -> str:
-    """What this task is, if the chief cannot save without it; "" if it can."""
-    serves = runtime.heartbeat.phase is Phase.SERVE  # as the workers of a coordinator do
+    """What this task is if the chief cannot save without it; "" if the chief can."""
+    serves = runtime.heartbeat.phase is Phase.SERVE  # like the workers of a coordinator
     if start.task.role == PS or (serves and not start.is_chief):
         return "a server"
     word, has_servers = start.settings.restart, any(task.role == PS for task in start.settings.tasks)
@@ -195,11 +202,12 @@ def _why_needed(runtime: Runtime, start: Start) -> str:
 
 
 def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason, grace_s: float) -> bool:
-    """Whether the program is left to end by itself, as it handles SIGTERM.  Its state is captured all the same.
+    """Whether the program handles SIGTERM, and so gets time to end by itself.
 
-    After its share of the time it is asked to stop at a step as any other program is.
+    Its state is captured in any case.  After its share of the grace period it is asked to stop at a
+    step, like any other program.
     """
-    is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # for others, in C
+    is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # for other tasks, in C
     if not signals.handles_stop or is_waiting:
         return False
     runtime.capture_state(reason)
@@ -209,13 +217,13 @@ def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason,
 
 
 def _force_later(runtime: Runtime, start: Start) -> None:
-    """Ends a program that does not end by itself within the grace; its newest snapshot outlives it."""
+    """Ends a program that does not end within the grace period; its newest snapshot survives."""
     after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
 
     def force_a_wait() -> None:
         if runtime.heartbeat.has_ended:
             _leave_threads(runtime)
-        if runtime.heartbeat.phase is Phase.CONNECT:  # for a server, or for the chief: there is nothing to save
+        if runtime.heartbeat.phase is Phase.CONNECT:  # for a server or the chief: there is nothing to save
             print("procsv: the program waits for its session; ending it", file=sys.stderr)
             sys.stderr.flush()
             os._exit(exit_codes.RESUMABLE)
@@ -230,15 +238,16 @@ def _end_by_force(runtime: Runtime) -> None:
     grace = show_duration(runtime.connection.start.settings.grace_s)
     print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
     sys.stderr.flush()
-    # The code of a program that is left to end the run by itself is its own: 75 would say that it has saved.
+    # A program that ends the run by itself has its own exit code; 75 would claim that it has saved.
     os._exit(exit_codes.GAVE_UP if runtime.stops.is_left_to_end_run else exit_codes.RESUMABLE)
 
 
 def _leave_threads(runtime: Runtime) -> NoReturn:
-    """Ends a process whose program has ended, and whose threads have not: the exit code is the program's.
+    """Ends a process whose program has ended, but whose threads have not.
 
-    What the interpreter does at its end comes here, on this thread: the main thread waits for those others.  A kill in its middle
-    changes nothing of the exit code, which is in the heartbeat.
+    The exit code is the program's.  The interpreter's exit work is done on this thread, because the
+    main thread waits for the other threads.  A kill in here does not change the exit code, which is
+    already in the heartbeat.
     """
     main = threading.main_thread()
     names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
@@ -248,8 +257,8 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
         file=sys.stderr,
     )
     _flush_output()
-    if names:  # else the main thread has come to the exit functions already
-        atexit.unregister(_end_run)  # which sets signals, as the main thread alone can
+    if names:  # otherwise the main thread has already reached the exit functions
+        atexit.unregister(_end_run)  # it sets signals, which only the main thread can do
         _leave_run(runtime)
         atexit._run_exitfuncs()
         _flush_output()
@@ -296,10 +305,10 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         print(f"procsv: {error}", file=sys.stderr)
         return exit_codes.MISCONFIGURED
     except KeyboardInterrupt as error:
-        if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:  # else it was `interrupt`
+        if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:  # otherwise it was `interrupt`
             _report_exception(runtime, error)
         return exit_code_of(error)
-    except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
+    except BaseException as error:  # noqa: BLE001  the program's error: printed, recorded, and in the exit code
         if runtime.stops.is_asked and not runtime.stops.is_left_to_end_run and is_of_stop(error):
             print(f"procsv: the stop has broken off the step under way ({type(error).__name__})", file=sys.stderr)
             return exit_codes.RESUMABLE
@@ -311,7 +320,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
 
 
 def _interrupt_program() -> None:
-    """As Ctrl-C does: also out of a system call, and with all that the program does at its end."""
+    """Interrupts like Ctrl-C: also out of a system call, and with the program's cleanup."""
     main = threading.main_thread().ident
     assert main is not None, "the main thread runs"
     signal.pthread_kill(main, signal.SIGINT)
@@ -325,7 +334,7 @@ def _report_exception(runtime: Runtime, error: BaseException) -> None:
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames that started the program (ours, runpy's and the import system's)."""
+    """The traceback without procsv's, runpy's and the import system's frames at its start."""
     skipped = {__file__, sys.modules[run_program.__module__].__file__}
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -336,30 +345,33 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if not runtime.is_ahead:  # else a standby's error, which its log has
+    if not runtime.is_ahead:  # otherwise it is a standby's error, which its log has
         write_last_words(runtime.connection.start, error, trace, runtime.heartbeat.step)
 
 
-# -- malloc ------------------------------------------------------------------------------------------------------
+# -- malloc ----------------------------------------------------------------------------------------
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
-MMAP_BYTES = 32 * 2**20  # blocks up to here come from the heap: the largest value that glibc takes
-TRIM_BYTES = 2**30  # of free memory at the heap's end; above it, all is given back
+MMAP_BYTES = 32 * 2**20  # blocks of up to this size come from the heap; glibc's largest value
+TRIM_BYTES = 2**30  # of free memory at the heap's end; above it, malloc returns all of it
 PROCESSORS_PER_ARENA = 8
 
 
 def arenas_max() -> int:
-    """How many arenas all threads share."""
+    """The number of arenas that all threads share."""
     return max(1, len(os.sched_getaffinity(0)) // PROCESSORS_PER_ARENA)
 
 
 def keep_memory(environment: Mapping[str, str]) -> bool:
-    """Tells glibc's malloc to keep the memory of one training step for the next; False where the user has a word with malloc himself, or
-    it is another one.
+    """Tells glibc's malloc to keep the memory of one training step for the next one.
 
-    A step's tensors are blocks of megabytes; malloc's defaults give each back to the system when it is freed, and the next step takes it
-    again page by page, which on a CPU can be a fifth of its time.  Threads have arenas of their own, made of pieces of 64 MB, and a piece that
-    becomes empty is given back whatever the thresholds say: TensorFlow's threads took some tens of megabytes a step anew.  So they share
-    arenas: with one alone the threads of a large machine would wait for each other.
+    Returns False if the user has configured malloc, or if it is another malloc.
+
+    A step's tensors are blocks of megabytes.  By default malloc returns each freed block to the
+    system, and the next step gets it back page by page, which on a CPU can take a fifth of its
+    time.  Threads also have their own arenas, made of 64 MB pieces, and malloc returns an empty
+    piece regardless of the thresholds: TensorFlow's threads had to get some tens of megabytes back
+    in each step.  So all threads share a few arenas; with a single one, the threads of a large
+    machine would wait for each other.
     """
     is_told = any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get(
         "GLIBC_TUNABLES", ""

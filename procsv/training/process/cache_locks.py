@@ -1,9 +1,10 @@
 """Remove the lock of a `dataset.cache(file)` that a killed attempt of this run has left.
 
-Called by the bootstrap.  TensorFlow makes `file_0.lockfile` while it writes a cache, and refuses to write beside one.  A kill leaves it, and
-every later start fails.  Only the writer itself can know that a lock is its own: it holds the cache's data file open.  So an attempt
-that writes a cache notes the lock in the run directory, and the next attempt, which starts when that one is dead, removes exactly
-that file.  Any other lock is left alone, and named.
+The bootstrap calls this.  TensorFlow creates `file_0.lockfile` while it writes a cache, and refuses
+to write if there is one.  A kill leaves the lock behind, and every later start fails.  Only the
+writer knows that a lock is its own, because it holds the cache's data file open.  So an attempt
+that writes a cache notes the lock in the run directory.  The next attempt, which starts when that
+one is dead, removes exactly that file.  Any other lock stays, and procsv reports it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import say
 
-LOOK_S = 0.5  # between two looks for a lock of ours; one that was killed before the first is only named
-CACHES_MAX = 100  # in a program; the locks of more are only named
-_PARTIAL = ".tempstate"  # in the name of a data file that is being written
+LOOK_S = 0.5  # between checks for our locks; after a kill before the first check, a lock is only reported
+CACHES_MAX = 100  # in a program; locks of further caches are only reported
+_PARTIAL = ".tempstate"  # in the name of an unfinished data file
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock that this process holds, and the data file that it writes under it."""
+    """A lock that this process holds, and the data file that it writes under the lock."""
 
     path: str
     inode: int
@@ -40,24 +41,27 @@ class Lock(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: str, data: str) -> Lock:
-        """FileNotFoundError if it is not there."""
+        """Reads the lock at `path`; FileNotFoundError if there is none."""
         found = Path(path).lstat()
         return cls(path, found.st_ino, found.st_mtime_ns, data)
 
 
 class CacheLocks:
-    """Those of one task."""
+    """The cache locks of one task."""
 
     def __init__(self, notes: Path) -> None:
-        """`notes`: the file in which an attempt notes its locks for the next one.  In the run directory, which is ours alone."""
+        """`notes`: the file in which an attempt notes its locks for the next one.
+
+        It lies in the run directory, which only this run uses.
+        """
         self._notes = notes
-        self._left = _read_notes(notes)  # by the attempts before this one
-        self._prefixes: list[str] = []  # of the caches that the program uses
+        self._left = _read_notes(notes)  # by previous attempts
+        self._prefixes: list[str] = []  # of the program's caches
         self._held: list[Lock] = []
         self._next_s = 0.0
 
     def use_cache(self, prefix: str) -> None:
-        """The program caches in files that begin with `prefix`."""
+        """Handles the locks of a cache in files that begin with `prefix`."""
         prefix = os.path.abspath(prefix)
         if prefix in self._prefixes:
             return
@@ -68,22 +72,22 @@ class CacheLocks:
             path = str(found)
             if not self._remove_left(path) and not any(lock.path == path for lock in self._held):
                 say(
-                    f"{path} is there: another program writes this cache, or was killed while it did, and TensorFlow will refuse the "
-                    "cache; if no program writes it, delete that file"
+                    f"{path} is there: another program writes this cache, or was killed while it did, and TensorFlow "
+                    "will refuse the cache; if no program writes it, delete that file"
                 )
 
     def _remove_left(self, path: str) -> bool:
         for lock in self._left:
             if lock.path == path and Lock.of(path, lock.data) == lock:
                 with contextlib.suppress(FileNotFoundError):
-                    Path(lock.data).unlink()  # killed here: the lock is still there, and the next attempt removes it
+                    Path(lock.data).unlink()  # after a kill here the lock remains, and the next attempt removes it
                 Path(path).unlink()
                 say(f"removed {path}: the attempt that wrote this cache was killed")
                 return True
         return False
 
     def note_locks(self, now_s: float) -> None:
-        """Notes the locks that this process holds now."""
+        """Notes the locks that this process now holds."""
         if not self._prefixes or now_s < self._next_s:
             return
         self._next_s = now_s + LOOK_S
@@ -102,10 +106,10 @@ class CacheLocks:
 
 
 def _open_files(part: str) -> list[str]:
-    """The files that this process holds open, and that have `part` in their names."""
+    """Open files of this process whose names contain `part`."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # just closed
             path = str(link.readlink())
             if part in path:
                 found.append(path)
@@ -120,7 +124,7 @@ def _read_notes(notes: Path) -> list[Lock]:
 
 
 def watch_caches(runtime: Runtime) -> None:
-    """From here on, in this process; acts once the program has imported TensorFlow."""
+    """Handles cache locks in this process once the program has imported TensorFlow."""
     locks = CacheLocks(runtime.connection.paths.run_dir / f"caches.{runtime.connection.start.task}.json")
     runtime.connection.link.on_tick.append(locks.note_locks)
 

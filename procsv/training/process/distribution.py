@@ -1,13 +1,16 @@
-"""Distributed training as TensorFlow does it: processes that serve variables, and members of a collective.
+"""TensorFlow's distributed training: processes that serve variables, members of a collective.
 
-Called by the bootstrap; acts once the program has imported TensorFlow.
+The bootstrap calls this; it acts once the program has imported TensorFlow.
 
-A process that serves variables to others (`server.join()` of a parameter server) trains nothing itself.  It stands in one call without end, which hears
-neither an exception nor a signal's handler, and has nothing to save: what it holds, the chief has saved.
+A process that serves variables to others (`server.join()` of a parameter server) trains nothing
+itself.  It stays in one endless call, which neither an exception nor a signal handler can reach.
+It has nothing to save: the chief saves its variables.
 
-A collective strategy (MultiWorkerMirroredStrategy) is made known to the watchdog.  TensorFlow has a service of its own by which the members of a collective notice
-that one of them is gone: a killed one at once, by its connection, a frozen one when its heartbeat is missing for ten seconds.  A shorter time, which cannot be
-changed once the members have met, ends healthy ones that form on a busy machine.
+The watchdog learns about a collective strategy (MultiWorkerMirroredStrategy).  TensorFlow's own
+service tells the members of a collective that one of them is gone: a killed one immediately, by its
+connection, a frozen one after ten seconds without a heartbeat.  A shorter limit would end healthy
+members of a collective that forms on a busy machine, and it cannot change once the members have
+met.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
 
-_calls: dict[str, Any] = {}  # TensorFlow's own table holds nothing
+_calls: dict[str, Any] = {}  # TensorFlow's own table keeps no references
 
 
 def watch_servers(runtime: Runtime) -> None:
-    """Has the main thread's `join` of a server known as serving, and ended at once when the run is to end."""
+    """Marks `join` on the main thread as serving, and ends the process when the run must end."""
 
     def watch() -> None:
         server_class: Any = importlib.import_module("tensorflow.python.training.server_lib").Server
@@ -57,11 +60,13 @@ def watch_servers(runtime: Runtime) -> None:
 
 
 def _offer_captures(runtime: Runtime) -> None:
-    """Lets ops of the chief's that run in this process capture its variables.
+    """Lets the chief's ops in this process capture its variables.
 
-    Where a version of TensorFlow has no such table, they are not found, which the chief says.
+    If a version of TensorFlow lacks the table, the chief reports that it does not find the
+    captures.
     """
-    kept_views: Any = importlib.import_module("procsv.training.servers.kept_views")  # not before the program has NumPy
+    # Only now, because the program has imported NumPy.
+    kept_views: Any = importlib.import_module("procsv.training.servers.kept_views")
     script_ops: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)
     if table is not None:
@@ -71,7 +76,7 @@ def _offer_captures(runtime: Runtime) -> None:
 
 
 def _end(reason: Reason) -> None:
-    """On the link's thread.  Whoever this process serves has lost it, and hears so by its connection."""
+    """Ends the server, on the link's thread; its clients notice by their connections."""
     print(f"procsv: asked to stop ({reason}): the server ends", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,7 +84,7 @@ def _end(reason: Reason) -> None:
 
 
 def watch_collectives(runtime: Runtime) -> None:
-    """Has TensorFlow's service of a collective known to the watchdog."""
+    """Tells the watchdog about TensorFlow's service of a collective."""
     if len(runtime.connection.start.settings.tasks) < 2:
         return
 
@@ -87,7 +92,7 @@ def watch_collectives(runtime: Runtime) -> None:
         context: Any = importlib.import_module("tensorflow.python.eager.context").Context
         configure = getattr(context, "configure_coordination_service", None)
         if configure is None:
-            return  # `--restart gang` says what cannot be seen then
+            return  # `--restart gang` reports what then goes unnoticed
 
         @functools.wraps(configure)
         def configured(self: Any, *args: Any, **more: Any) -> Any:

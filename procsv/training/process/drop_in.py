@@ -1,7 +1,8 @@
-"""Replace TensorFlow's and Keras' classes with procsv's, so that an unchanged program runs supervised.
+"""Replace TensorFlow's and Keras' classes with procsv's, for programs that stay unchanged.
 
-A program calls `install`, and so does `procsv launch --drop-in`.  A class is replaced as soon as the program has imported what it
-belongs to: nothing is imported for it.  `uninstall` puts the classes back.  patches.py says where a class is replaced.
+A program calls `install`, and so does `procsv launch --drop-in`.  A class is replaced as soon as
+the program has imported its package; procsv imports nothing for it.  `uninstall` restores the
+classes.  patches.py determines where a class is replaced.
 """
 
 from __future__ import annotations
@@ -15,29 +16,33 @@ from procsv.training.graph.patches import AttributePatch, ClassPatch, Patch
 from procsv.training.process.after_import import call_after_import, forget_call, is_imported
 from procsv.training.runtime.log import say_once
 
-ELSEWHERE = ("CheckpointManager",)  # below: it is not the graph session's, and behaves in another way here
+ELSEWHERE = ("CheckpointManager",)  # see below: not a class of graph sessions, and replaced differently
+# Of tf.compat.v1.train, and some of tf.train: the program has saved what they read.
 READS = (
     "latest_checkpoint",
     "get_checkpoint_state",
     "load_checkpoint",
     "checkpoint_exists",
     "get_checkpoint_mtimes",
-)  # of tf.compat.v1.train, and some of tf.train: what is read, the program has saved
+)
 
 _installed: list[Patch] = []
 _done: set[Callable[[], None]] = set()
-_left_alone: list[str] = []  # why fits are
+_left_alone: list[str] = []  # reasons why fits are not supervised
 
 
 def install() -> None:
-    """Replaces what procsv has, too, of tf.compat.v1.train, tf.train and keras.callbacks; later, of what is not imported yet."""
+    """Replaces what procsv offers of tf.compat.v1.train, tf.train and keras.callbacks.
+
+    A package that is not imported yet follows after its import.
+    """
     for package, replace in REPLACED.items():
         forget_call(package, replace)
         call_after_import(package, replace)
 
 
 def uninstall() -> None:
-    """Puts the classes back, in all that has been imported meanwhile, too."""
+    """Restores the classes, also in modules that have been imported since."""
     for package, replace in REPLACED.items():
         forget_call(package, replace)
     _done.clear()
@@ -59,7 +64,7 @@ def _install(patches: Callable[[], Sequence[Patch]]) -> Callable[[], None]:
 
 
 def class_patches() -> list[Patch]:
-    """Of TensorFlow's classes, and of the layers of monitored sessions: libraries build those layers themselves."""
+    """Patches for TensorFlow's classes and session layers, which libraries build themselves."""
     tensorflow = importlib.import_module("tensorflow")
     compat = tensorflow.compat
     names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in ELSEWHERE]
@@ -82,7 +87,7 @@ def class_patches() -> list[Patch]:
 
 
 def keras_patches() -> list[Patch]:
-    """Of Keras' callbacks; none, and in _left_alone why, where procsv cannot look after its fits."""
+    """Patches for Keras' callbacks; none, and a reason in _left_alone, if procsv cannot help."""
     keras = importlib.import_module("keras")
     if keras.backend.backend() != "tensorflow":
         _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
@@ -100,7 +105,7 @@ def keras_patches() -> list[Patch]:
 
 
 def _patch_keras() -> None:
-    """Keras and TensorFlow import each other: whichever ends last is whole."""
+    """Patches Keras once TensorFlow is complete: each imports the other."""
     if is_imported("tensorflow"):
         _look_after_keras()
     elif "tensorflow" in sys.modules:

@@ -1,14 +1,17 @@
-"""Forks of a process that has imported TensorFlow: whether one would stand it, and the fork itself.
+"""Fork a process that has imported TensorFlow, if its imports allow a fork.
 
-Used by standby.py.  Imports alone leave nothing that a fork breaks, but whatever a library has started might: so it is
-looked at each time.  A fork has only the thread that called it; what other threads held or were doing is lost.
+standby.py uses this.  Imports alone leave nothing that a fork breaks, but a library might have
+started something, so each fork is checked first.  A fork has only the thread that called it;
+whatever other threads held or were doing is lost.
 
-Exit handlers and finalizers that imports have registered clean up what all forks share, a temporary directory say.  They belong to the process
-that has imported, which runs them once, at its own end.  Each fork drops them; what its program registers runs as ever.
+Exit handlers and finalizers that imports register clean up shared things, such as a temporary
+directory.  They belong to the process that did the imports, which runs them once, at its own exit.
+Each fork drops them; handlers that its program registers run as usual.
 
-An interpreter takes down each module at its end.  In a fork that copies most of what it shares with the process that it was made of, page by page: a
-quarter of a second for TensorFlow, after all of the program's own work, in which a trainer that has failed cannot be started again.  So a fork leaves
-alone the modules that it has from before.  The program's, and what it has imported itself, are taken down as ever.
+At exit an interpreter tears down each module.  In a fork that copies, page by page, most memory
+that it shares with its origin: a quarter of a second for TensorFlow, after all of the program's own
+work, during which a failed trainer cannot be restarted.  So a fork skips the modules that it
+inherited.  The program's own modules and those imported in the fork are torn down as usual.
 """
 
 from __future__ import annotations
@@ -34,18 +37,19 @@ from procsv.training.process.imported import GENERATED, IMPORTED, spec_of
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
-# Packages whose exit handlers a fork keeps: they touch nothing outside the process, and its end would lose output (logging), leave children
-# (multiprocessing), skip the program's own finalizers (weakref), wait for ever (zmq) or crash (h5py) without them.
+# Packages whose exit handlers a fork keeps, because they touch nothing outside the process.
+# Without them a fork's exit would lose output (logging), leave children (multiprocessing), skip the
+# program's own finalizers (weakref), wait forever (zmq) or crash (h5py).
 NEEDED = frozenset({"procsv", "logging", "multiprocessing", "weakref", "zmq", "h5py"})
-ALWAYS = ("sys", "builtins", "__main__")  # are taken down: the first two otherwise than modules are
+ALWAYS = ("sys", "builtins", "__main__")  # always torn down; the first two in a special way
 
 
 class Threads:
     """The threads that libraries have started in this process.
 
-    OpenBLAS ends its threads before a fork and starts them again after it; NumPy and SciPy bring one each.  Theirs are those
-    that begin while an extension of one of the two is loaded, whoever imports it: so this is a finder, which lets the others
-    find.
+    OpenBLAS ends its threads before a fork and restarts them afterwards; NumPy and SciPy each bring
+    one.  Its threads are those that begin while an extension module of NumPy or SciPy loads, no
+    matter what imports it.  So this class is a finder, which delegates to the other finders.
     """
 
     harmless = ("numpy", "scipy")
@@ -55,7 +59,7 @@ class Threads:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While something is imported."""
+        """Watches for new threads during imports in the block."""
         sys.meta_path.insert(0, self)
         try:
             yield
@@ -72,12 +76,12 @@ class Threads:
         return spec
 
     def others(self) -> int:
-        """How many there are now that may not stand a fork."""
+        """Number of present threads that might not survive a fork."""
         return len(_tasks() - self._known)
 
 
 class _Watched:
-    """A loader that notes which threads begin while its module is executed, and leaves the module as the real one would."""
+    """A loader that notes threads that begin during its module's import, and then steps aside."""
 
     def __init__(self, loader: Loader, known: set[str]) -> None:
         self._loader, self._known = loader, known
@@ -117,7 +121,7 @@ def why_no_fork(threads: Threads) -> str:
 def _open_files() -> list[str]:
     found = []
     for entry in DESCRIPTORS.iterdir():
-        with contextlib.suppress(OSError):  # the listing's own is gone
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed
             found.append(str(entry.readlink()))
     return found
 
@@ -131,16 +135,16 @@ def _has_children() -> bool:
 
 
 class ImportedFiles:
-    """The files of all modules that are imported now; another version may take their place, which a fork would not have."""
+    """The files of the modules imported so far; a changed one would be outdated in a fork."""
 
     def __init__(self, since_ns: int) -> None:
-        """`since_ns`: Unix time at which the imports began; what was written since may not be what was imported."""
+        """`since_ns`: when the imports began, in Unix time; files written later are suspect."""
         self._since_ns = since_ns
         found = {origin: _identity_of(origin) for origin in _origins()}
-        self._files = {origin: file for origin, file in found.items() if file is not None}  # else within an archive
+        self._files = {origin: file for origin, file in found.items() if file is not None}  # otherwise in an archive
 
     def changed(self) -> str:
-        """One that is another now or gone, or ""."""
+        """Returns a file that has changed or disappeared, or ""."""
         changed = (
             path for path, file in self._files.items() if file.mtime_ns > self._since_ns or _identity_of(path) != file
         )
@@ -164,21 +168,21 @@ def _identity_of(path: str) -> _File | None:
 
 def _origins() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        if name.startswith(GENERATED):  # TensorFlow writes them as it traces, and imports them: nobody else ever does
+        if name.startswith(GENERATED):  # TensorFlow writes and imports them as it traces; nothing else does
             continue
         if (spec := spec_of(module)) is not None and spec.has_location and spec.origin:
             yield spec.origin
 
 
 class ExitHandlers:
-    """What imports register with atexit in this process."""
+    """Functions that imports register with atexit in this process."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While something is imported."""
+        """Records registrations during imports in the block."""
         register = atexit.register
 
         def record(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Callable[..., object]:
@@ -192,9 +196,10 @@ class ExitHandlers:
             atexit.register = register
 
     def drop(self) -> None:
-        """In a fork: leaves them, and the finalizers of objects that were there before it, to the process that has imported.
+        """Leaves inherited exit handlers and finalizers to the importing process; for forks.
 
-        What they refer to lives on: its own end (`__del__`) would clean up, too.  multiprocessing's finalizers tell a fork by themselves.
+        The objects that they refer to stay alive, because their own `__del__` would clean up, too.
+        multiprocessing's finalizers recognize a fork by themselves.
         """
         registry = weakref.finalize._registry  # type: ignore[attr-defined]
         kept = [self._found, [info.weakref() for info in registry.values()]]
@@ -207,7 +212,7 @@ class ExitHandlers:
 
 
 def settle_memory() -> None:
-    """What is there now is looked at neither by a fork's garbage collector nor by its end, which would copy it all."""
+    """Keeps a fork's garbage collector and exit from copying all present objects."""
     gc.collect()
     IMPORTED.note_modules()
     note_imported()
@@ -215,17 +220,18 @@ def settle_memory() -> None:
 
 
 def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pid: None) -> int:
-    """Forks a process that is no child of ours but of our parent's, a subreaper.  Returns its pid here, once it has done
-    `begin`, and 0 there, once `tell` was called here with its pid.
+    """Forks a process that becomes a child of our parent, a subreaper.
 
-    ChildProcessError if it died before.  Killed in here: the fork goes on, and finds nobody who knows of it.
+    Here it returns the fork's pid, after the fork has run `begin`.  There it returns 0, after
+    `tell` was called here with that pid.  Raises ChildProcessError if the fork died before.  After
+    a kill in here, the fork continues, and nothing knows about it.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     reader, writer = os.pipe()
     told, telling = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which were looked at
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which have been checked
         between = os.fork()
         if not between and os.fork():
             os._exit(0)
@@ -244,7 +250,7 @@ def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pi
     os.close(told)
     try:
         pid = os.read(reader, PID_BYTES)
-        os.waitpid(between, 0)  # from now on the fork is our parent's
+        os.waitpid(between, 0)  # from now on the fork is our parent's child
         if not pid:
             raise ChildProcessError("the fork ended before it was the trainer")
         tell(int(pid))
@@ -255,7 +261,7 @@ def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pi
 
 
 def renew_randomness() -> None:
-    """Random as in a fresh process; Python's own does that by itself, and TensorFlow's begins with its first use."""
+    """Reseeds NumPy; Python does so by itself, and TensorFlow seeds at its first use."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
@@ -265,7 +271,7 @@ _noted_by = 0  # pid
 
 
 def note_imported() -> None:
-    """What is imported now is what forks of this process have from it."""
+    """Notes the present modules as those that forks of this process inherit."""
     global _noted_by
     _noted_by = os.getpid()
     _inherited.clear()
@@ -275,11 +281,12 @@ def note_imported() -> None:
 def _leave_alone() -> None:
     if os.getpid() == _noted_by or not _inherited:
         return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))  # nobody is the last who knows of it
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))  # keep the modules alive forever
     rest = {name: module for name, module in sys.modules.items() if module is not _inherited.get(name)}
-    sys.setswitchinterval(1000.0)  # s: no thread finds half of them
+    sys.setswitchinterval(1000.0)  # seconds: no thread sees half of the modules
     sys.modules.clear()
     sys.modules.update(rest)
 
 
-atexit.register(_leave_alone)  # before most others, which are called before it then, and may import
+# Registered before most handlers, so it runs after them; they may import.
+atexit.register(_leave_alone)

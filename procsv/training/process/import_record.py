@@ -1,15 +1,18 @@
-"""Record of a trainer's imports, for the standby that imports the same beforehand.
+"""Record a trainer's imports, so that a standby can import the same in advance.
 
-Written by the trainer once it trains, read by the standby (standby.py) and by the next launch (procsv/base/run/loaded.py).  It lists only what is installed: the interpreter's
-library, the contents of its site directories, and procsv; never the program's own modules, whose import is part of the
-program.  It names the program's own top-level modules apart: a standby must not let an installed library find another
-module by such a name.
+The trainer writes the record once it trains.  The standby (standby.py) and the next launch
+(procsv/base/run/loaded.py) read it.  It lists only what is installed: the interpreter's library,
+the contents of its site directories, and procsv.  It never lists the program's own modules, because
+importing them is part of the program.  It names the program's own top-level modules separately: in
+a standby, an installed library must not find another module by such a name.
 
-Libraries read environment variables when they are imported, so the environment counts as it was when TensorFlow's import
-began; the standby imports in that environment, then restores its own.
+Libraries read environment variables during their import, so the record has the environment from the
+start of TensorFlow's import.  The standby imports in that environment, then restores its own.
 
-The watchdog is told of it twice, each time on a thread of its own: when the program first asks for the run, so that the standby is there before much
-can be lost, and when the first step has ended, with what was imported meanwhile.  It is written once more when the program has ended.
+The watchdog is notified twice, each time from a separate thread.  The first time is when the
+program first asks for the run, so that the standby is ready before much can be lost.  The second is
+at the end of the first step, with the imports since.  The record is written once more when the
+program has ended.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from procsv.ipc.messaging.start import Start
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.context import Runtime
 
-KEEP_S = 1.0  # between two looks whether the record is there
+KEEP_S = 1.0  # between two checks that the record exists
 CONFIGURATION = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".gin", ".py")  # of files that an argument names
 
 
 class ImportRecord:
-    """What this process has imported by now, kept in a file for as long as it lives."""
+    """The imports of this process so far, kept in a file as long as it lives."""
 
     def __init__(
         self,
@@ -63,11 +66,11 @@ class ImportRecord:
             logdir_id=paths.id,
         )
         if command and paths.own_home is None:
-            with contextlib.suppress(OSError):  # then the next launch begins without
+            with contextlib.suppress(OSError):  # then the next launch starts without it
                 write_loaded(paths.imports, self._loaded)
 
     def keep_written(self, now_s: float) -> None:
-        """Writes it, unless it is there; where there is no room or no directory, some time later."""
+        """Writes the record if it is missing; retries later if there is no room or no directory."""
         if now_s < self._due_s:
             return
         self._due_s = now_s + KEEP_S
@@ -78,9 +81,9 @@ class ImportRecord:
 
 
 class EnvironmentRecorder:
-    """Keeps what the program has changed of its environment by the time it imports TensorFlow.
+    """Records the program's environment changes up to its import of TensorFlow.
 
-    A finder that finds nothing and is gone after the first `import tensorflow`.
+    It is a finder that finds nothing, and is removed at the first `import tensorflow`.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,7 @@ class EnvironmentRecorder:
 
 
 class ImportNews:
-    """What this trainer's program has imported, as the run knows it."""
+    """Reports the imports of this trainer's program to the run."""
 
     def __init__(self, runtime: Runtime, start: Start, recorder: EnvironmentRecorder) -> None:
         target, here = parse_target(start.target, Path.cwd()), Path.cwd()
@@ -116,7 +119,7 @@ class ImportNews:
         self._lock = threading.Lock()
 
     def note_configuration(self) -> None:
-        """Before the program runs: what it reads of its configuration is what is there now."""
+        """Notes configuration files before the program runs, with their present contents."""
         for path in self._configuration:
             IMPORTED.note_file(path)
         self._runtime.listen_for_imports(self._tell_later)
@@ -139,12 +142,14 @@ class ImportNews:
             runtime.connection.tell_watchdog(watchdog_messages.Loaded())
 
     def note_last_imports(self) -> None:
-        """The program has ended: adds what it has imported since.  Killed before: those files count as unchanged.
+        """Adds the imports since; call it when the program has ended.
 
-        A file that its arguments name, and that has changed meanwhile, is taken for an output.
+        After a kill before this, those files count as unchanged.  A changed file that the program's
+        arguments name is considered an output.
         """
         if os.getpid() != self._pid:
-            return  # a fork of the program's that has come here by itself: nobody may let go of its copy of the lock
+            # A fork of the program came here by itself.  Nothing may release its copy of the lock.
+            return
         with self._lock:
             if self._record is not None:
                 IMPORTED.forget_changed(self._configuration)
@@ -162,7 +167,7 @@ class ImportNews:
         )
 
     def _name_changes(self) -> None:
-        """Of the program, since the attempt that has written the record."""
+        """Prints the program's changes since the attempt that wrote the record."""
         runtime = self._runtime
         before = read_own(runtime.connection.paths.imports)
         if before.attempt in (0, runtime.connection.start.incarnation) or runtime.connection.paths.own_home is not None:

@@ -1,8 +1,8 @@
-"""Modules that this process has imported: the installed ones, and the program's own.
+"""Modules that this process has imported: installed ones, and the program's own.
 
-Each module is looked at once.  A fork has from before it what was found out until then, and looks at what was imported since: to touch
-thousands of modules there copies the memory that they lie in, 30 ms for TensorFlow's.  Used by import_record.py; fork.py looks before
-there are forks.
+Each module is examined once.  A fork inherits the earlier results and only examines later imports:
+touching thousands of modules there would copy their memory, which takes 30 ms for TensorFlow's.
+import_record.py uses this; fork.py examines modules before there are forks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from procsv.base.run.loaded import File, read_file
 
 MAIN = "__main__"
-GENERATED = "__autograph_generated_file"  # what modules are called that TensorFlow writes, for one process
+GENERATED = "__autograph_generated_file"  # the name of modules that TensorFlow writes for one process
 SITE_NAMES = ("site-packages", "dist-packages")
 NOT_OURS_TO_IMPORT = frozenset({MAIN, "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
@@ -33,12 +33,12 @@ class Imported:
         self._installed: dict[str, None] = {}  # names, in the order in which their imports began
         self._tops: dict[str, None] = {}  # their top-level names
         self._own: dict[str, None] = {}  # top-level names of the program's own
-        self._files: dict[str, None] = {}  # of what lies where nothing is installed
-        self._versions: dict[str, File] = {}  # of the program's own files, as they were when we first read them
-        self._newest = ""  # of those that were looked at
+        self._files: dict[str, None] = {}  # files outside of all installation directories
+        self._versions: dict[str, File] = {}  # of the program's own files, as first read
+        self._newest = ""  # the newest examined module
 
     def note_modules(self) -> None:
-        """At those that were imported since the last look."""
+        """Examines the modules that were imported since the last call."""
         new = self._since()
         directories = installed_directories() if new else ()
         for name in reversed(new):
@@ -50,19 +50,19 @@ class Imported:
         self._newest = new[0] if new else self._newest
 
     def _since(self) -> list[str]:
-        """Names, the newest first."""
+        """Names of modules since the last call, newest first."""
 
         def is_new(name: str) -> bool:
             return name != self._newest
 
         try:
             return [*itertools.takewhile(is_new, reversed(self._modules))]
-        except RuntimeError:  # another thread imports just now
+        except RuntimeError:  # another thread is importing
             return [*itertools.takewhile(is_new, reversed(self._modules.copy()))]
 
     def _sort(self, name: str, spec: ModuleSpec | None, directories: tuple[str, ...]) -> None:
         if name in NOT_OURS_TO_IMPORT or spec is None or spec.name != name:
-            return  # made by a library as it ran, or another's alias: it comes along
+            return  # created by a running library, or an alias: it comes with its origin
         top, paths = name.partition(".")[0], _paths(spec)
         if top == "procsv":
             if not name.startswith("procsv.examples"):
@@ -73,7 +73,10 @@ class Imported:
             self._installed[name] = self._tops[top] = None
 
     def names(self, program: str) -> tuple[list[str], list[str]]:
-        """The installed modules, and the top-level names of the program's own.  `program`: that of the target's module, or ""."""
+        """Returns the installed modules, and the top-level names of the program's own.
+
+        `program` is the top-level name of the target's module, or "".
+        """
         installed = [name for name in self._installed if name in self._modules]
         own, tops = dict(self._own), set(self._tops)
         if program in tops and program != "procsv":
@@ -83,7 +86,7 @@ class Imported:
         return installed, [top for top in own if top not in tops]  # a namespace may be both
 
     def own_files(self, program: str) -> dict[str, File]:
-        """The files of the program's own modules, as they were when this process first listed them."""
+        """The program's own module files, as they were when this process first listed them."""
         paths = {**self._files, _file_of(self._modules.get(MAIN)): None}
         if program in self._tops:
             names = [name for name in [*self._modules] if _is_in(name, program) and _may_be_own(name)]
@@ -93,13 +96,13 @@ class Imported:
         return dict(self._versions)
 
     def note_file(self, path: str) -> None:
-        """Reads a file of the program's own, unless it is known: what is written there later is not what runs here."""
+        """Reads a file of the program, unless known: later changes do not affect what runs."""
         path = os.path.abspath(path)
         if path not in self._versions and (file := read_file(path)) is not None:
             self._versions[path] = file
 
     def forget_changed(self, paths: Sequence[str]) -> None:
-        """Those of them that are no modules, and others now than when they were read."""
+        """Forgets each of `paths` that is not a module and has changed since it was read."""
         imported = {os.path.abspath(path) for path in (*self._files, _file_of(self._modules.get(MAIN))) if path}
         for path in set(paths) - imported:
             before, now = self._versions.get(path), read_file(path)
@@ -108,7 +111,10 @@ class Imported:
 
 
 def _may_be_own(name: str) -> bool:
-    """Not procsv's own modules, wherever they lie, nor what TensorFlow generates, nor a second name of the main module."""
+    """Whether the module may be the program's own.
+
+    Procsv's modules, those that TensorFlow generates, and second names of the main module are not.
+    """
     is_procsv = _is_in(name, "procsv") and not _is_in(name, "procsv.examples")
     return not is_procsv and not name.startswith(GENERATED) and name not in NOT_OURS_TO_IMPORT
 
@@ -118,10 +124,11 @@ def _is_in(name: str, top: str) -> bool:
 
 
 def spec_of(module: ModuleType | None) -> ModuleSpec | None:
-    """How the module was found; None of one that a library has made."""
+    """How the module was found; None if a library created it."""
     if not isinstance(module, ModuleType):
         return None
-    spec = object.__getattribute__(module, "__dict__").get("__spec__")  # not getattr: one that loads late would load
+    # Not by getattr, which would load a lazy module.
+    spec = object.__getattribute__(module, "__dict__").get("__spec__")
     return spec if isinstance(spec, ModuleSpec) else None
 
 
@@ -132,21 +139,21 @@ def _file_of(module: ModuleType | None) -> str:
 
 
 def _paths(spec: ModuleSpec) -> list[str]:
-    """A module's file, or the directories of a namespace; nothing for a module that a library has made."""
+    """A module's file, or a namespace's directories; empty if a library created the module."""
     if spec.has_location and spec.origin:
         return [spec.origin]
     return list(spec.submodule_search_locations or ())
 
 
 def installed_directories() -> tuple[str, ...]:
-    """The interpreter's library and its site directories, each with a separator at its end."""
-    import site  # imported here: a trainer's start does not wait for them
+    """The interpreter's library and site directories, each with a final separator."""
+    import site  # here, so that a trainer's start does not wait for them
     import sysconfig
 
     paths = sysconfig.get_paths()
     found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     found += [*site.getsitepackages(), site.getusersitepackages()]
-    found += [path for path in sys.path if Path(path).name in SITE_NAMES]  # another environment's, say
+    found += [path for path in sys.path if Path(path).name in SITE_NAMES]  # of another environment, for example
     both = {form for path in found for form in (path, os.path.realpath(path))}
     return tuple(path.rstrip(os.sep) + os.sep for path in sorted(both))
 

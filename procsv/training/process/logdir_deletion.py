@@ -1,10 +1,13 @@
-"""Deletion of its directory by the program, which begins anew at each start: `shutil.rmtree` and TensorFlow's own of it.
+"""Handle a program that deletes its directory at each start.
 
-Called by the bootstrap.  The run's records lie in that directory, and other processes write to them meanwhile: a file that comes or
-goes between the listing and the deletion makes either call fail.  It is repeated then, and what it deleted is said.
+The bootstrap calls this.  It covers `shutil.rmtree` and TensorFlow's own deletion.  The run's
+records lie in that directory, and other processes write to them: a file that appears or disappears
+between listing and deletion makes either call fail.  procsv then repeats the call, and reports what
+it deleted.
 
-Where --map-logdir gives the program another directory than it names, the one that it deletes is none of this run's, and may hold a training that somebody
-wants to keep: a drill of the program must not cost it.
+With --map-logdir the program works in another directory than it names.  The directory that it
+deletes is then not this run's, and may hold a training that the user wants to keep: a drill of the
+program must not cost it.
 """
 
 from __future__ import annotations
@@ -34,13 +37,14 @@ Remove = Callable[..., Any]
 
 
 def watch_deletions(runtime: Runtime) -> None:
-    """From here on, in the trainer: a deletion of the run's logdir goes well, and is said."""
+    """Makes deletions of the run's logdir succeed, and reports them; in the trainer."""
     logdir, carried = runtime.connection.start.logdir, CarriedCheckpoints(runtime.connection.start)
 
     def on_begin() -> None:
         if runtime.is_ahead:  # it must not delete what the trainer beside it has saved
             raise SystemExit(
-                "procsv: the program deletes its logdir at its start, so it cannot have a hot standby; use --standby warm"
+                "procsv: the program deletes its logdir at its start, so it cannot have a hot standby; "
+                "use --standby warm"
             )
 
         if carried.is_due():
@@ -63,7 +67,7 @@ def watch_deletions(runtime: Runtime) -> None:
 
 
 def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
-    """Puts `wrap(…)` in the place of what deletes a directory with all that is in it, here and in TensorFlow."""
+    """Wraps the functions that delete a directory tree, in shutil and in TensorFlow."""
 
     def patch_tensorflow() -> None:
         library = sys.modules.get("tensorflow.python.lib.io._pywrap_file_io")
@@ -75,14 +79,17 @@ def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
 
 
 class LogdirDeletion:
-    """Keeps deletions of `logdir`, or of a directory around it, from failing because of the run's own files."""
+    """Makes deletions of `logdir`, or of a parent, succeed despite the run's own files."""
 
     def __init__(self, logdir: Path, on_begin: Callable[[], None], on_deleted: Callable[[int], None]) -> None:
-        """`on_begin` may raise to keep what is there; `on_deleted` is told how many checkpoints a deletion took."""
+        """`on_begin` may raise an error to prevent a deletion.
+
+        `on_deleted` gets the number of checkpoints that a deletion took.
+        """
         self._logdir, self._on_begin, self._on_deleted = logdir, on_begin, on_deleted
 
     def watch_deletion(self) -> None:
-        """From here on, in this process."""
+        """Handles deletions in this process from here on."""
         patch_deletions(self._repeated)
 
     def _repeated(self, remove: Remove) -> Remove:
@@ -100,19 +107,20 @@ class LogdirDeletion:
         return rmtree
 
     def _remove(self, remove: Callable[[], Any]) -> Any:
-        """As `remove` does, as often as our own directory is what has been in its way."""
+        """Calls `remove`, and repeats it while our own directory is what makes it fail."""
         for _ in range(TRIES_MAX):
             try:
                 return remove()
-            except Exception:  # noqa: BLE001  of either library; raised by the last try if it is no matter of ours
+            except Exception:  # noqa: BLE001  from either library; the last try raises it if it is not our matter
                 if not self._move_home_away():
                     break
         return remove() if self._logdir.is_dir() else None
 
     def _move_home_away(self) -> bool:
-        """Where nobody writes to it any more; False if it is not there, so that it was in nobody's way.
+        """Moves our directory to a name where nothing writes to it.
 
-        What was being opened in it when it went may still come, once.
+        Returns False if the directory does not exist, and so was not in the way.  A file that was
+        being opened in it during the move may still appear once.
         """
         home = self._logdir / "procsv"
         moved = home.with_name(f".procsv-deleted-{os.getpid()}")
@@ -126,7 +134,7 @@ class LogdirDeletion:
         try:
             removed = Path(os.path.realpath(os.fsdecode(path)))
         except (TypeError, ValueError):
-            return False  # the call itself says what is wrong
+            return False  # the call itself reports the mistake
         return self._logdir.is_relative_to(removed)
 
     def _count_checkpoints(self) -> int:
@@ -134,7 +142,7 @@ class LogdirDeletion:
 
 
 def guard_other_trainings(runtime: Runtime) -> None:
-    """From here on, in the trainer: a directory with a training from before this launch is not deleted."""
+    """Prevents deletions of a directory with an earlier training; in the trainer."""
     if runtime.connection.start.naming != "mapped":
         return
     logdir, began_at = runtime.connection.start.checkpoint_dir, runtime.connection.start.asked_at
@@ -144,9 +152,9 @@ def guard_other_trainings(runtime: Runtime) -> None:
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
             if found := sum(1 for _ in _find_kept(path, logdir, began_at)):
                 raise UserError(
-                    f"the program deletes {os.fsdecode(path)}, which holds {show_count(found, 'file')} of an earlier training; "
-                    f"{logdir} takes its place in this run: move that directory away, or give the program {{logdir}} as an "
-                    "argument that names its directory"
+                    f"the program deletes {os.fsdecode(path)}, which holds {show_count(found, 'file')} of an earlier "
+                    f"training; {logdir} takes its place in this run: move that directory away, or give the program "
+                    "{logdir} as an argument that names its directory"
                 )
             return remove(path, *args, **kwargs)
 
@@ -156,11 +164,14 @@ def guard_other_trainings(runtime: Runtime) -> None:
 
 
 def _find_kept(path: Any, logdir: Path, began_at: float) -> Iterator[Path]:
-    """Checkpoints and event files in `path`, or in a directory in it, that were there before the launch; none of the logdir's."""
+    """Checkpoints and event files from before the launch, in `path` or a subdirectory.
+
+    Files in the logdir are left out.
+    """
     try:
         place = Path(os.path.realpath(os.fsdecode(path)))
     except (TypeError, ValueError):
-        return  # the call itself says what is wrong
+        return  # the call itself reports the mistake
     for pattern in _PATTERNS:
         for file in (*place.glob(pattern), *place.glob(f"*/{pattern}")):
             if not file.is_relative_to(logdir) and _written_at(file) < began_at:
@@ -171,4 +182,4 @@ def _written_at(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except OSError:
-        return float("inf")  # gone
+        return float("inf")  # just deleted

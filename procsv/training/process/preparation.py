@@ -1,11 +1,12 @@
-"""Preparation of a standby: the imports of the last trainer, in its order and environment.
+"""Prepare a standby: repeat the last trainer's imports, in its order and environment.
 
-Used by standby.py.  None of the program's own modules is imported.
+standby.py uses this.  It imports none of the program's own modules.
 
-The imports leave the cores to a training, by pauses that grow with the wait for a core.  Nothing of that outlasts them: an ordinary user could not lower a
-nice value again, and threads that libraries start while they are imported would keep it for the life of the trainer to come.  So the work is done in the
-main thread at its usual priority, and yields by itself where others want the cores: after each slice it rests for a multiple of the time that it had to
-wait for one.  It does so no more once a task waits for it to be ready.
+The imports give way to training by pauses that grow with the wait for a core.  Nothing of that may
+outlast them: an ordinary user could not lower a nice value again, and threads that libraries start
+during the import would keep it as long as the future trainer lives.  So the work runs in the main
+thread at its usual priority, and yields by itself: after each slice it rests for a multiple of the
+time that it had to wait for a core.  It stops yielding once a task waits for it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
     from procsv.training.process.fork import ExitHandlers, Threads
 
-STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
+STARTS_OVER_MAX = 10  # then it imports only TensorFlow
 SLICE_S = 0.01  # of computing between two pauses
-REST_FACTOR = 2.0  # of the time waited for a core: where two want one core, the standby takes a quarter of it
-REST_S_MAX = 0.25  # at a time
+REST_FACTOR = 2.0  # of the wait for a core: if two want one core, the standby takes a quarter of it
+REST_S_MAX = 0.25  # per rest
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, slices
 
 declare("standby.import")
 
 
 class Preparation:
-    """Imports what the last trainer has imported, in its order and environment."""
+    """Repeats the last trainer's imports, in its order and environment."""
 
     def __init__(self, start: Start, loaded: LoadedModules, threads: Threads, exit_handlers: ExitHandlers) -> None:
         self._start, self._loaded, self._without = start, loaded, start.standby_without
@@ -54,21 +55,21 @@ class Preparation:
         self._environment = dict(os.environ)
 
     def import_modules(self) -> int:
-        """Imports; returns the number of modules."""
+        """Imports the modules; returns their number."""
         if self._start.settings.drop_in:
             install()
-        # Who waits for a trainer waits for this one; else it keeps out of the way.
+        # If a task waits for a trainer, it waits for this process; otherwise keep out of the way.
         with contextlib.nullcontext() if self._start.is_awaited else yielding_imports():
-            # Meanwhile the trainer may have come further, and have written down more.
+            # During the first imports, the trainer may have recorded more.
             return self._import_record(self._loaded) + self._import_record(read_loaded(self._start.paths.loaded))
 
     def import_more(self) -> int:
-        """Imports what has been written down since; returns the number of modules."""
+        """Imports what has been recorded since; returns the number of modules."""
         with yielding_imports():
             return self._import_record(read_loaded(self._start.paths.loaded))
 
     def _import_record(self, loaded: LoadedModules) -> int:
-        """In the environment and with the arguments of the program."""
+        """Imports the record's modules with the program's environment and arguments."""
         argv, guard, count = sys.argv, _Guard(frozenset(loaded.own)), len(sys.modules)
         target = parse_target(self._start.target, Path.cwd())
         sys.argv = [target.path or target.module, *self._start.program_args]
@@ -92,7 +93,7 @@ class Preparation:
         failpoint("standby.import")
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001  a library's own: printed to the log, and the library is left to the program
+        except Exception:  # noqa: BLE001  a library's own error: logged, and the program imports the library itself
             traceback.print_exc()
         else:
             if not guard.refused:
@@ -101,7 +102,7 @@ class Preparation:
         self._start_over(name.partition(".")[0])
 
     def _start_over(self, without: str) -> NoReturn:
-        """Starts a fresh interpreter that leaves a library out: an import that has failed half-way cannot be undone."""
+        """Starts a fresh interpreter without a library: a half-done import cannot be undone."""
         print(f"starting over without {without}", file=sys.stderr)
         sys.stderr.flush()
         start = msgspec.structs.replace(self._start, standby_without=(*self._without, without))
@@ -119,7 +120,10 @@ def _change_environment(changes: dict[str, str | None]) -> None:
 
 
 class _Guard:
-    """A finder that refuses the program's own top-level names, as installed modules of such names are others."""
+    """A finder that refuses the program's own top-level names.
+
+    Installed modules with such names are not the program's.
+    """
 
     def __init__(self, own: frozenset[str]) -> None:
         self.own = own
@@ -134,15 +138,17 @@ class _Guard:
 
 @contextlib.contextmanager
 def yielding_imports() -> Iterator[None]:
-    """Lets imports within the block yield to other processes, module by module.
+    """Makes imports in the block yield to other processes, module by module.
 
-    A scheduling class that the user has chosen (chrt) stays: it says how far we may be in the way.  On the main thread.
+    It runs on the main thread.  A scheduling class that the user has chosen (chrt) stays: it
+    already says how much this process may disturb others.
     """
-    pauses, is_ours = _Pauses(), _set_class(0, os.SCHED_OTHER, os.SCHED_BATCH)  # a process that wakes up goes first
+    # With SCHED_BATCH, a process that wakes up goes first.
+    pauses, is_ours = _Pauses(), _set_class(0, os.SCHED_OTHER, os.SCHED_BATCH)
 
     def stop_yielding(*_: object) -> None:
         pauses.are_over = True
-        for thread in Path("/proc/self/task").iterdir() if is_ours else ():  # those that libraries have started, too
+        for thread in Path("/proc/self/task").iterdir() if is_ours else ():  # also the libraries' threads
             _set_class(int(thread.name), os.SCHED_BATCH, os.SCHED_OTHER)
 
     before = signal.signal(HURRY_SIGNAL, stop_yielding)
@@ -156,7 +162,7 @@ def yielding_imports() -> Iterator[None]:
 
 
 def _set_class(thread: int, before: int, now: int) -> bool:
-    """Whether the thread was in the scheduling class `before`, and is in `now`."""
+    """Moves a thread from scheduling class `before` to `now`; True if it was in `before`."""
     with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
         if os.sched_getscheduler(thread) == before:
             os.sched_setscheduler(thread, now, os.sched_param(0))
@@ -165,7 +171,7 @@ def _set_class(thread: int, before: int, now: int) -> bool:
 
 
 class _Pauses:
-    """A finder that finds nothing, and rests where others want the cores."""
+    """A finder that finds nothing, and rests if other processes want the cores."""
 
     def __init__(self) -> None:
         self._rest, self.are_over = threading.Event(), False
@@ -181,7 +187,7 @@ class _Pauses:
 
 
 def _waited_s() -> float:
-    """The time that this thread has waited for a core; 0.0 where the kernel keeps no account."""
+    """How long this thread has waited for a core; 0.0 if the kernel does not record it."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError):

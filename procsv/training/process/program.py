@@ -1,7 +1,7 @@
 """Run a program the way the interpreter would: as `__main__`, with its own argv and path.
 
-Called by the bootstrap, on the main thread.  A module runs as by `python -m`, a path as by `python file`, and a function
-as a console script would call it.
+The bootstrap calls this on the main thread.  A module runs as with `python -m`, a path as with
+`python file`, and a function as a console script would call it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.log import say
 
-CHANGES_MAX = 5  # of the environment, that are named
+CHANGES_MAX = 5  # named changes of the environment
 READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file in its place"
 
 
@@ -42,9 +42,9 @@ class _EmptyInput(io.FileIO):
 
 
 def watch_input() -> Callable[[], bool]:
-    """Watches standard input; the result says whether the program has read it, by way of `sys.stdin`.
+    """Watches standard input; the result says whether the program has read `sys.stdin`.
 
-    It is empty in a run: an error that follows from that names it.
+    In a run standard input is empty, and an error that follows from that names it.
     """
     own = sys.stdin
     if own is None or not os.path.samestat(os.fstat(0), Path(os.devnull).stat()):
@@ -55,7 +55,7 @@ def watch_input() -> Callable[[], bool]:
 
 
 def watch_exec() -> None:
-    """Says so when the program replaces this process: what runs from there on is not ours, and nothing of it is saved."""
+    """Warns when the program replaces this process, because procsv then saves nothing."""
     pid, before = os.getpid(), dict(os.environ)
 
     def telling(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
@@ -72,15 +72,21 @@ def watch_exec() -> None:
 
 
 def _replaced(before: dict[str, str], now: dict[str, str]) -> str:
-    text = "the program replaces its process, and procsv does not protect what runs from here on: no snapshot, no checkpoint"
+    text = (
+        "the program replaces its process, and procsv does not protect what runs from here on: "
+        "no snapshot, no checkpoint"
+    )
     changed = [f"{name}={shlex.quote(value)}" for name, value in now.items() if before.get(name) != value]
     if not changed:
         return text
-    return f"{text}. If it does so for its environment, start it with that: {' '.join(changed[:CHANGES_MAX])} procsv launch …"
+    return (
+        f"{text}. If it does so for its environment, start it with that: "
+        f"{' '.join(changed[:CHANGES_MAX])} procsv launch …"
+    )
 
 
 def run_program(target: Target, args: list[str]) -> None:
-    """Runs `target` to its end.  What it raises passes through."""
+    """Runs `target` to its end, and lets its exceptions pass."""
     match target.kind:
         case "module":
             _run_module(target.module, args)
@@ -91,9 +97,9 @@ def run_program(target: Target, args: list[str]) -> None:
 
 
 def _put_first(directory: str) -> None:
-    """Puts the program's directory where the interpreter would: in place of the one this process started with, if any."""
+    """Puts the program's directory where the interpreter would, replacing this process's own."""
     if os.environ.get("PYTHONSAFEPATH"):
-        return  # the user's own wish
+        return  # as the user wants
     if sys.flags.safe_path:
         sys.path.insert(0, directory)
     else:
@@ -101,9 +107,10 @@ def _put_first(directory: str) -> None:
 
 
 def _become_main(**attributes: Any) -> dict[str, Any]:
-    """Installs a fresh `__main__`, in which pickle, multiprocessing and the program find nothing of procsv's.
+    """Installs a fresh `__main__`, in which the program finds nothing of procsv's.
 
-    `attributes`: besides its name, those that are not None.
+    pickle and multiprocessing read it, too.  `attributes`: those besides its name that are not
+    None.
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__, __annotations__={}, **attributes)
@@ -118,7 +125,7 @@ def _become_main_of(spec: ModuleSpec, package: str | None) -> dict[str, Any]:
 
 
 def _run_module(name: str, args: list[str]) -> None:
-    """As `python -m name`: sys.path[0] is the working directory, argv[0] the module's file."""
+    """Runs `python -m name`: sys.path[0] is the working directory, argv[0] the module's file."""
     _put_first(os.getcwd())
     spec = _spec(name)
     assert spec.loader is not None
@@ -140,12 +147,15 @@ def _spec(name: str) -> ModuleSpec:
 
 
 def _run_path(path: str, shown: str, args: list[str]) -> None:
-    """As `python path`: sys.path[0] is the script's directory; a directory or archive is run by its __main__."""
+    """Runs `python path`: sys.path[0] is the script's directory.
+
+    Of a directory or an archive it runs the __main__.
+    """
     sys.argv = [shown, *args]
     IMPORTED.note_file(path)
     if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
-        _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a slash at the end
-        sys.modules.pop("__main__", None)  # else the finder answers with the one that is running
+        _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a final slash
+        sys.modules.pop("__main__", None)  # otherwise the finder returns the running one
         spec = find_spec("__main__")
         if spec is None or spec.loader is None:
             raise UserError(f"{path} has no __main__.py")
@@ -162,7 +172,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
 
 
 def _run_function(module: str, function: str, args: list[str]) -> None:
-    """As a console script would: imports the module, calls the function, exits with what it returns."""
+    """Runs like a console script: imports, calls the function, exits with its result."""
     _put_first(os.getcwd())
     names = _become_main()
     imported = importlib.import_module(module)

@@ -1,9 +1,10 @@
-"""Signals to a training process: those that procsv hears, and those that the program handles itself.
+"""Signals to a training process: those that procsv handles, and those that the program handles.
 
-Made by the bootstrap, before the program runs.  A signal that would end the process is heard instead, on the link's thread, whatever
-the main thread does.  Once the program has installed a handler of its own, the signal is the program's: its handler runs as it would
-without procsv, and procsv only captures the state.  A fork of the program's (a worker of multiprocessing, a loader of data) has
-nothing of this: a signal to one is none to the run.
+The bootstrap makes this before the program runs.  A signal that would end the process instead
+reaches the link's thread, whatever the main thread does.  Once the program installs its own
+handler, the signal belongs to the program: its handler runs as without procsv, and procsv only
+captures the state.  A fork of the program (a multiprocessing worker, a data loader) has none of
+this: a signal to a fork does not concern the run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramSignals:
-    """On the main thread."""
+    """Signal handling of this process; lives on the main thread."""
 
     def __init__(self, start: Start) -> None:
         self._notices = start.settings.notice_signals
@@ -33,7 +34,8 @@ class ProgramSignals:
         os.set_blocking(self._writer, False)
         self._came: set[int] = set()
         ending = {signal.SIGHUP, *(number for number, default in PASSED_ON.items() if default is Default.GO_ON)}
-        # Something that runs before the program, sitecustomize say, may have a handler already: that stays.
+        # Code that runs before the program, such as sitecustomize, may already have a handler,
+        # which stays.
         self._before = {
             number: signal.signal(number, _heed)
             for number in (*self._notices, *ending)
@@ -43,11 +45,12 @@ class ProgramSignals:
         self._of_python = {_address_of(number) for number in self._before}
         self._leave_forks_alone()
 
-    # -- what has come -------------------------------------------------------------------------------------
+    # -- received signals --------------------------------------------------------------------------
     def take_notices(self) -> set[int]:
-        """The signals that came since the last call and ask this process to end.
+        """Returns the signals since the last call that ask this process to end.
 
-        One that procsv only keeps from ending it says nothing; one that the program handles is its own, but for a notice.
+        A signal that procsv merely keeps from ending the process asks nothing.  A signal that the
+        program handles is the program's own, unless it is a notice.
         """
         with contextlib.suppress(BlockingIOError):
             self._came.update(new := os.read(self.fd, 512))
@@ -56,21 +59,22 @@ class ProgramSignals:
         return set()
 
     def was_noticed(self) -> bool:
-        """Whether a notice has come, even one that nobody has read yet."""
+        """Whether a notice has arrived, even an unread one."""
         self.take_notices()
         return any(number in self._notices for number in self._came)
 
-    # -- what is the program's -----------------------------------------------------------------------------
+    # -- the program's signals ---------------------------------------------------------------------
     def handles(self, number: int) -> bool:
-        """Whether the program has a handler of its own for that signal."""
+        """Whether the program has its own handler for that signal."""
         shown = signal.getsignal(number)
         if callable(shown) and shown is not _heed:
             return True
-        # A handler in C, faulthandler's for one, is nothing that Python knows of.  TensorFlow itself has one for SIGTERM.
+        # Python does not know of handlers in C, such as faulthandler's.  TensorFlow itself has one
+        # for SIGTERM.
         return number not in self._notices and _address_of(number) not in (*PLAIN, *self._of_python)
 
     def handled(self) -> int:
-        """Those of the program, as bits."""
+        """The signals that the program handles, as bits."""
         return sum(1 << number for number in (*self._notices, *PASSED_ON) if self.handles(number))
 
     @property
@@ -78,13 +82,13 @@ class ProgramSignals:
         return any(self.handles(number) for number in self._notices)
 
     def ignore_notices(self) -> None:
-        """One that comes while the interpreter ends must not change the exit."""
+        """Ignores notices while the interpreter exits, so that they do not change the exit code."""
         for number in self._notices:
             signal.signal(number, signal.SIG_IGN)
 
-    # -- forks ---------------------------------------------------------------------------------------------
+    # -- forks -------------------------------------------------------------------------------------
     def _leave_forks_alone(self) -> None:
-        """Gives each fork the handlers from before, where the program has not installed others."""
+        """Restores the earlier handlers in each fork, unless the program has installed others."""
         forking, before, writer = threading.local(), self._before, self._writer
 
         def block() -> None:
@@ -99,17 +103,17 @@ class ProgramSignals:
             for number, old in before.items():
                 if signal.getsignal(number) is _heed:
                     signal.signal(number, old)
-            unblock()  # what has come since the fork is heard now
+            unblock()  # signals since the fork are now delivered
 
         os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
 
 
 def _heed(*_: Any) -> None:
-    """Only with a handler is a signal written to the descriptor."""
+    """Does nothing: Python writes a signal to the descriptor only if it has a handler."""
 
 
 def _address_of(number: int) -> int:
-    """Of the handler that the system calls; the first member of `struct sigaction` on Linux."""
+    """Address of the handler that the system calls; the first field of `struct sigaction`."""
     action = ctypes.create_string_buffer(256)
     if _libc.sigaction(number, None, action):
         return PLAIN[0]

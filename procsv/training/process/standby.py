@@ -1,15 +1,19 @@
-"""Standby: a process that has imported what the trainer imports, and sleeps; the next trainers are forks of it.
+"""Standby: a sleeping process with the trainer's imports; the next trainers are forks of it.
 
-Started by the watchdog once training runs, out of its way.  It computes nothing while it waits, and touches no accelerator:
-importing TensorFlow does not, and it makes no session.  It imports none of the program's own modules.  In a fork arguments,
-path, environment, random state and __main__ are as in a fresh interpreter, and the program runs from its first line.  Where
-a fork would not stand what has been imported (fork.py), the standby becomes the trainer itself, and another is made.
+The watchdog starts it once training runs, and keeps it out of training's way.  It computes nothing
+while it waits.  It touches no accelerator: importing TensorFlow does not, and the standby makes no
+session.  It imports none of the program's own modules.  In a fork, arguments, path, environment,
+random state and __main__ are as in a fresh interpreter, and the program runs from its first line.
+If a fork would break the imports (fork.py), the standby becomes the trainer itself, and the
+watchdog starts another standby.
 
-A hot standby is one of those; it also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.acquire_run`): the
-program's own start then runs twice, and what it prints until then is in the standby's log.
+A hot standby also runs the program, as the next trainer would, up to its first contact with the run
+(`Runtime.acquire_run`).  So the program's own start runs twice, and its output until then is in the
+standby's log.
 
-It dies with the watchdog, whatever it is doing.  At the end of the run a warm one waits until no fork of it lives, and cleans up what its
-imports have made; a hot one has run the program, whose own end this is not, and is killed.
+A standby dies with the watchdog, at any time.  At the end of the run a warm one waits until all its
+forks have ended, then cleans up what its imports have created.  A hot one is killed: it has run the
+program, and this is not the program's own end.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
 
 PR_SET_PDEATHSIG = 1
-ARG_START, ARG_END = 45, 46  # of /proc/self/stat, counted from the state letter
+ARG_START, ARG_END = 45, 46  # in /proc/self/stat, counted from the state letter
 
 declare("standby.wait", "standby.become", "standby.begun")
 
@@ -68,11 +72,11 @@ class StandbyProcess:
         self._start, self._line = start, FdChannel.inherited(start.standby_fd, STANDBY_DECODER)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
         self._threads, self._exit_handlers = Threads(), ExitHandlers()
-        self._pid, self._forks = os.getpid(), list[int]()  # descriptors of those that live
+        self._pid, self._forks = os.getpid(), list[int]()  # descriptors of the live ones
         self._preparation: Preparation | None = None
 
     def import_ahead(self) -> dict[str, str | None]:
-        """Imports; returns the program's changes of its environment before it imports TensorFlow."""
+        """Imports; returns the environment changes that the program makes before TensorFlow."""
         start = self._start
         _die_with_watchdog(start.lifeline_fd)
         os.set_inheritable(start.lifeline_fd, False)
@@ -84,7 +88,10 @@ class StandbyProcess:
         return loaded.environment
 
     def run_ahead(self) -> Start:
-        """Prepares a hot standby to run the program up to its session; returns the next trainer's start."""
+        """Prepares a hot standby to run the program up to its session.
+
+        Returns the next trainer's start.
+        """
         lifeline_fd = self._start.lifeline_fd
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # it would leave the program's children behind
         threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
@@ -93,7 +100,7 @@ class StandbyProcess:
 
     def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
         select.select([lifeline_fd], [], [])
-        if self._line.fd >= 0:  # else it is the trainer, which saves first
+        if self._line.fd >= 0:  # otherwise it is the trainer, which saves first
             os.killpg(0, signal.SIGKILL)
 
     def become_trainer(self) -> Start:
@@ -115,7 +122,7 @@ class StandbyProcess:
                 break
             elif not self._fork(word, given):
                 break
-            for fd in given:  # the locks are the trainer's alone
+            for fd in given:  # only the trainer holds the locks
                 os.close(fd)
         self._line.close()
         failpoint("standby.begun")
@@ -123,7 +130,7 @@ class StandbyProcess:
         return msgspec.structs.replace(start, logdir=word.logdir, root=word.root)
 
     def _wait_for_word(self) -> tuple[StandbyWord, list[int]]:
-        """Sleeps until the watchdog says something."""
+        """Sleeps until the watchdog sends a message."""
         try:
             received = self._line.receive(waits=True)
         except EOFError:
@@ -132,7 +139,10 @@ class StandbyProcess:
         return received
 
     def _fork(self, word: BecomeTrainer, given: list[int]) -> int:
-        """The pid of the trainer, of which the watchdog hears before it hears anything from it; 0 in that."""
+        """Forks the trainer; returns its pid here and 0 there.
+
+        The watchdog gets the pid before any message from the trainer.
+        """
 
         def begin() -> None:
             self._exit_handlers.drop()
@@ -141,7 +151,7 @@ class StandbyProcess:
             self._become(word, given)
 
         def tell(pid: int) -> None:
-            with contextlib.suppress(OSError):  # no descriptor is left: it is not waited for
+            with contextlib.suppress(OSError):  # no descriptor is left: nothing waits for this fork
                 self._forks.append(os.pidfd_open(pid))
             self._line.send(TrainerBegun(word.incarnation, pid))
 
@@ -154,9 +164,9 @@ class StandbyProcess:
             os.close(fd)
 
     def _leave(self, number: int, _: object) -> None:
-        """SIGTERM: the run ends.  What forks use is cleaned up behind the last of them."""
+        """Handles SIGTERM at the end of the run; cleans up after the last fork has ended."""
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == self._pid:  # else a fork that has not become the trainer yet
+        if os.getpid() == self._pid:  # otherwise a fork that is not the trainer yet
             for fd in self._forks:
                 select.select([fd], [], [])
             atexit._run_exitfuncs()
@@ -165,7 +175,7 @@ class StandbyProcess:
         os.kill(os.getpid(), number)
 
     def _begin_waiting(self) -> ImportedFiles:
-        """Says that all is imported; returns the files of it."""
+        """Reports that the imports are complete; returns their files."""
         files, no_fork = ImportedFiles(self._began_ns), self._why_no_fork()
         if not no_fork:
             settle_memory()
@@ -176,9 +186,9 @@ class StandbyProcess:
         return "it is hot" if self._start.settings.standby == "hot" else why_no_fork(self._threads)
 
     def _become(self, word: BecomeTrainer, files: list[int]) -> None:
-        """Takes over log and locks, and what the trainer is known by."""
+        """Takes over the trainer's log, locks and identity."""
         failpoint("standby.become")
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, when its lifeline says so
         if signal.getsignal(signal.SIGTERM) == self._leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _take_over(*files)
@@ -206,9 +216,10 @@ def _die_with_watchdog(lifeline_fd: int) -> None:
 
 
 def _replace_argument(old: str, new: str) -> None:
-    """Replaces the first argument that is `old`, in `ps` and in sys.orig_argv, by another of the same length.
+    """Replaces the first argument `old` by `new` in `ps` and in sys.orig_argv.
 
-    It overwrites the process's own argument memory; if the system does not say where that is, `ps` shows the old one.
+    Both have the same length.  It overwrites the process's own argument memory; if the system does
+    not tell where that is, `ps` shows the old argument.
     """
     if old not in sys.orig_argv or len(old) != len(new):
         return
