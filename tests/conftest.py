@@ -1,4 +1,4 @@
-"""What holds for every test: directories of its own, and nothing left behind."""
+"""Give every test its own directories and fail it if it leaves anything behind."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from tests.support.launched import NEWS_S_MAX
 from tests.support.leftovers import Leftovers
 from tests.support.stale_mount import StaleMount
 
-# Examples are the same in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+# Hypothesis draws the same examples in every run; `HYPOTHESIS_PROFILE=explore` draws new ones.
 settings.register_profile("procsv", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "procsv"))
 
 
 def pytest_configure() -> None:
-    """Patience; and what a shell ignores for a suite in the background, the programs under test are to hear all the same."""
+    """Set generous deadlines, and undo the shell's ignored signals of a background job: programs
+    under test need them.
+    """
     os.environ.setdefault("PROCSV_TEST_DEADLINE", str(NEWS_S_MAX))
-    os.environ.pop("COLUMNS", None)  # of the terminal that the suite is read on; what the tests read are pipes
+    os.environ.pop("COLUMNS", None)  # set by the terminal that shows the suite; the tests read pipes
     for number in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -39,13 +41,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with most of the tests that start processes come first, so that none of them is left to one worker at the end."""
+    """Run the files that start most processes first, so that no worker is left with one of them at the end."""
     real = Counter(item.path for item in items if item.get_closest_marker("fault"))
     items.sort(key=lambda item: -real[item.path])
 
 
 def is_eager() -> bool:
-    """As TensorFlow is when it is imported, unless the tests of this process have imported it and changed that."""
+    """Return whether TensorFlow is eager, as it is on import unless a test of this process has changed that."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is None or bool(tensorflow.executing_eagerly())
 
@@ -55,7 +57,7 @@ _refuse = Endpoint.refuse
 
 @pytest.fixture(autouse=True)
 def contracts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that breaks its contract, which a run counts and survives, fails the test."""
+    """Fail the test on a message that breaks its contract. A run would count it and go on."""
 
     def fail(endpoint: Endpoint, why: str) -> None:
         raise ProcsvBug(f"{endpoint.me} was sent {why}")
@@ -65,13 +67,13 @@ def contracts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refuses(contracts: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a message is counted and survived, as in a run."""
+    """Count a message that breaks its contract and go on, as a run does."""
     monkeypatch.setattr(Endpoint, "refuse", _refuse)
 
 
 @pytest.fixture
 def stale_files(tmp_path: Path) -> Iterator[StaleMount]:
-    """`run` in the test's directory, on a filesystem whose handles go stale when the test says so."""
+    """Mount `run` in the test's directory on a filesystem whose handles go stale when the test says so."""
     if why := stale_mount.why_not():
         pytest.skip(why)
     directory = tmp_path / "run"
@@ -82,10 +84,10 @@ def stale_files(tmp_path: Path) -> Iterator[StaleMount]:
 
 @pytest.fixture(autouse=True)
 def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Gives the test a runtime directory and a TMPDIR of its own; fails it if a process, a run, shared memory, a temporary file or a
-    mode is left.
+    """Give the test its own runtime directory and TMPDIR. Fail it if it leaves a process, run,
+    shared memory, file or mode.
     """
-    runtime = Path(tempfile.mkdtemp(prefix="psv-", dir="/tmp"))  # short: socket paths have 107 bytes
+    runtime = Path(tempfile.mkdtemp(prefix="psv-", dir="/tmp"))  # short: a socket path has at most 107 bytes
     temporary = Path(f"{runtime}.t")
     temporary.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -96,7 +98,7 @@ def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         before = is_eager()
         yield
         if "procsv.training.runtime.observer" in sys.modules:
-            sys.modules["procsv.training.runtime.observer"].discard_idle()  # of a Supervisor without a session
+            sys.modules["procsv.training.runtime.observer"].discard_idle()  # left by a Supervisor without a session
         if left := mine.found():
             mine.remove()
             pytest.fail("left behind: " + "; ".join(left))

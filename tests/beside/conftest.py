@@ -1,4 +1,6 @@
-"""Tests with packages that procsv does not depend on; `scripts/versions beside` installs them, and nothing else runs these."""
+"""Tests with packages that procsv does not depend on. Only `scripts/versions beside` installs them
+and runs these tests.
+"""
 
 from importlib.util import find_spec
 

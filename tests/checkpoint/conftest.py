@@ -1,4 +1,6 @@
-"""A run without a trainer: a real checkpoint service, and a stand-in that fills slots and talks as a trainer does."""
+"""A run without a trainer: a real checkpoint service, and a stand-in that fills slots and talks as
+a trainer does.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def publish(
     sharded: bool = False,
     dtypes: dict[str, str] | None = None,
 ) -> SlotInfo:
-    """Fills a slot with (key, slice, value) triples and makes it READY."""
+    """Fill a slot with (key, slice, value) triples and make it READY."""
     if isinstance(shards, dict):
         shards = [[(key, "", value) for key, value in shards.items()]]
     writer = pool.begin_snapshot()
@@ -104,7 +106,7 @@ def some_tensors(step: int, size: int = 1000) -> Tensors:
 
 @dataclass
 class TrainerStandIn:
-    """Talks to the service as a trainer (or as a watchdog) does, from the test's own thread."""
+    """Talks to the service as a trainer or a watchdog does, on the test's own thread."""
 
     run: Run
     task: TaskId
@@ -125,7 +127,7 @@ class TrainerStandIn:
         return self.client.send_reliable(body)
 
     def until(self, seen: Callable[[Received], bool], what: str = "the expected message") -> Received:
-        """Waits for a message, all that came before it included."""
+        """Wait for a message. Messages that came before it count."""
         deadline_s = self.clock.monotonic() + WAIT_S
         at = 0
         while True:
@@ -137,7 +139,7 @@ class TrainerStandIn:
             self.turn()
 
     def turn(self, wait_s: float = 0.1) -> None:
-        if self.client.resend_due() and self.task.role != "member":  # one that has only a question
+        if self.client.resend_due() and self.task.role != "member":  # a member only asks
             self.client.send_reliable(Hello(self.pid))
             if self.plan is not None:
                 self.client.send_reliable(self.plan)
@@ -164,7 +166,7 @@ class TrainerStandIn:
 
 @dataclass
 class Run:
-    """A logdir, its paths, and the service processes started in it."""
+    """A logdir, its paths and the services started in it."""
 
     logdir: Path
     paths: RunPaths
@@ -199,7 +201,7 @@ class Run:
         return child
 
     def wait_ended(self, child: Child) -> Any:
-        """Waits for the end of a process, while everybody goes on talking."""
+        """Wait until a process ends, while all clients go on talking."""
         waiter, clock = Waiter(), SystemClock()
         waiter.register(child.pidfd)
         deadline_s = clock.monotonic() + WAIT_S
@@ -210,7 +212,7 @@ class Run:
         return child.reap()
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Waits until something is so, while everybody goes on talking."""
+        """Wait until `is_so`, while all clients go on talking."""
         clock = SystemClock()
         deadline_s = clock.monotonic() + WAIT_S
         while not is_so():
@@ -286,13 +288,13 @@ def publish_fixture() -> Callable[..., SlotInfo]:
 
 @pytest.fixture
 def store(run: Run) -> Store:
-    """The service's disk side, in this process."""
+    """Return the disk side of a service, in this process."""
     return local_store(run.start())
 
 
 @pytest.fixture
 def directory(run: Any) -> Iterator[Path]:
-    """In memory: for tests that commit thousands of times."""
+    """Return a directory in memory, for tests that commit thousands of times."""
     top: Path = run.paths.shm_dir / "logdir"
     top.mkdir()
     yield top

@@ -1,4 +1,6 @@
-"""Every test of this folder runs with ours and, of the long ones, with TensorFlow's class, which changes only with TensorFlow."""
+"""Run every test of this folder with our class, and in long runs with TensorFlow's, which changes
+only with TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ THEIRS = SimpleNamespace(**{name: getattr(tf.compat.v1.train, name) for name in 
 
 @pytest.fixture(params=[pytest.param("tensorflow", marks=pytest.mark.long), "procsv"])
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Whose class this test has."""
+    """Return whose class this test uses."""
     if request.param == "tensorflow":
         return Kind(request.param, TENSORFLOWS, THEIRS)
     return Kind(request.param, procsv.Supervisor, procsv)
@@ -39,17 +41,17 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def plain() -> None:
-    """Asked for by tests of a plain TensorFlow 2 program, whose threads are in eager mode."""
+    """Mark a test of a plain TensorFlow 2 program, whose threads are in eager mode."""
 
 
 @pytest.fixture(autouse=True)
 def without_eager_execution(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What tf.compat.v1.disable_eager_execution() does, undone afterwards; each test has a graph of its own."""
+    """Do what tf.compat.v1.disable_eager_execution() does and undo it afterwards. Each test has its own graph."""
     if "plain" in request.fixturenames:
         with tf.Graph().as_default():
             yield
         return
-    context.context().executing_eagerly()  # a thread keeps the mode of its first look, which is not to be this test's
+    context.context().executing_eagerly()  # a thread keeps the mode it first sees, which must not be this test's
     before: Any = context.default_execution_mode
     context.default_execution_mode = context.GRAPH_MODE
     try:

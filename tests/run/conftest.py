@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures for tests of whole runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.own_machines import OwnMachine
 
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
-    """As many machines as the test asks for, each in namespaces of its own."""
+    """Return as many machines as the test asks for, each in its own namespaces."""
     if why := own_machines.why_not():
         pytest.skip(why)
     with own_machines.own_machines(request.param) as made:

@@ -1,4 +1,4 @@
-"""A real Slurm for each test, of four nodes unless it asks for another number."""
+"""A real Slurm for each test, with four nodes unless the test asks for another number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.support.slurm import SlurmCluster, missing_for_slurm
 
 @pytest.fixture
 def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
-    """`@pytest.mark.parametrize("slurm", [12], indirect=True)` for twelve nodes; a dictionary has arguments of SlurmCluster."""
+    """Use `@pytest.mark.parametrize("slurm", [12], indirect=True)` for twelve nodes, or a dict of
+    SlurmCluster's arguments.
+    """
     if why := missing_for_slurm():
         pytest.skip(why)
     param = getattr(request, "param", 4)
@@ -19,7 +21,7 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
     try:
         try:
             cluster.start()
-        except (AssertionError, TimeoutError) as why:  # a container may not let its daemons do what they have to
+        except (AssertionError, TimeoutError) as why:  # a container may forbid what its daemons need
             pytest.skip(f"Slurm is installed, and does not start on this machine: {why}")
         yield cluster
     finally:

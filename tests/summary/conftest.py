@@ -1,4 +1,4 @@
-"""Runs and trainers that are gone after the test, however it ends."""
+"""Runs and trainers that end with the test, however it ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A checkpoint service between trainers that die, in one process and in order: real slots, a real store, time and
-messages in memory.
+"""Run a checkpoint service and its trainers in one process, in memory and in a fixed order.
 
-Called by the property test.  What a service does outside of messages it does through the real Outside, but for its
-threads: their jobs are done in turn.  A service is killed between two of its calls to the disk, or between two
-messages; a trainer between two snapshots or in the middle of one.  Every state that was captured is remembered.
+The property test kills them in every way it can draw. Slots and the store are real; time and
+messages are in memory. The service does its disk work through the real `CheckpointEnvironment`, but
+runs the jobs of its threads one after the other. A kill hits the service between two disk calls or
+between two messages, and hits the trainer between two snapshots or in the middle of one. The world
+remembers every state that was captured.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer
 from tests.support.power_loss import Killed, Recording
 
 TURN_S = 0.1
-TURNS_MAX = 3000  # five minutes of the world's time
+TURNS_MAX = 3000  # five minutes on the world's clock
 
 Piece = tuple[str, str, Any]  # key, slice as SaveV2 takes it, value
 Shards = list[list[Piece]]
@@ -48,7 +49,7 @@ Shards = list[list[Piece]]
 
 @dataclass(frozen=True)
 class Captured:
-    """What a trainer's variables were, as bytes of a checkpoint: by the key that the tensor, or slice, has there."""
+    """A trainer's variables, as the bytes of a checkpoint, by their key in the checkpoint."""
 
     step: int
     tensors: dict[bytes, bytes | list[bytes]]
@@ -56,7 +57,7 @@ class Captured:
 
 
 class _InTurn:
-    """A worker whose jobs are done when the world says so."""
+    """A worker that runs its jobs when the world calls `work`."""
 
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
@@ -96,7 +97,7 @@ class _Machine(CheckpointEnvironment):
 
 @dataclass
 class World:
-    """Time passes in `turn` alone."""
+    """A run whose time passes only in `turn`."""
 
     run: Any
     plan: CheckpointPlan
@@ -104,14 +105,14 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     captured: dict[int, Captured] = field(default_factory=dict)  # by sequence
     newest: int = 0  # the sequence of the newest whole snapshot
-    acknowledged: int = 0  # the highest sequence that anybody was told to be durable
+    acknowledged: int = 0  # the highest sequence that was reported durable
     service: CheckpointService | None = None
     services: int = 0
     incarnation: int = 0
     sequence: int = 0
     step: int = 0
     pool: SlotPool | None = None
-    received: list[Received] = field(default_factory=list)  # by the trainer that lives
+    received: list[Received] = field(default_factory=list)  # by the trainer that is alive
 
     def __post_init__(self) -> None:
         self.network = FakeNetwork(self.clock, self.seed)
@@ -138,7 +139,7 @@ class World:
         shutil.rmtree(self.logdir)
         self.logdir.mkdir()
 
-    # -- who lives ----------------------------------------------------------------------------------------------
+    # -- starts and kills -----------------------------------------------------------------------------
     def start_service(self) -> None:
         self.services += 1
         start = self.run.start(incarnation=self.services, lifeline_fd=-1, logdir=str(self.logdir))
@@ -159,7 +160,7 @@ class World:
         self.recording.is_dead, self.recording.kill_at = False, -1
 
     def kill_service_at(self, calls: int) -> None:
-        """It dies within so many calls to the disk."""
+        """Kill the service within that many disk calls."""
         self.recording.kill_at = self.recording.calls + calls
 
     def kill_trainer(self) -> None:
@@ -172,7 +173,7 @@ class World:
         self.watchdog.send_reliable(TrainerExited(self.incarnation, False))
 
     def start_trainer(self, durable_only: bool) -> RestoreFrom:
-        """A new one, with the state that it is to start from."""
+        """Start a new trainer and return the state that it must restore."""
         self.incarnation += 1
         self.received = []
         self.trainer = FakeClient(self.network, self.path, Address(self.run.id, TRAINER, self.incarnation), self.clock)
@@ -233,7 +234,7 @@ class World:
 
     # -- what a trainer does --------------------------------------------------------------------------------------
     def capture(self, shards: Shards, sharded: bool, want: str, torn: bool = False) -> int:
-        """Fills a slot and says so; the number to which an answer comes, 0 if there was no slot."""
+        """Fill a slot and announce it. Return the message number, or 0 if no slot was free."""
         assert self.pool is not None
         assert self.trainer is not None
         writer = self.pool.begin_snapshot()
@@ -266,9 +267,9 @@ class World:
         self.newest = self.sequence
         return self.trainer.send_reliable(Snapshot(self.sequence, self.step, want))  # type: ignore[arg-type]
 
-    # -- what must be so ------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------
     def check_restored(self, answer: RestoreFrom) -> None:
-        """The newest state that was captured whole, bit by bit."""
+        """Check that the answer is the newest whole snapshot, bit for bit."""
         if answer.source == "fresh":
             assert (self.newest, answer.error) == (0, "")
             return
@@ -289,7 +290,7 @@ class World:
         return captured
 
     def finish(self) -> None:
-        """The run ends: whatever was captured last is a checkpoint, and the service has gone."""
+        """End the run: the last snapshot becomes a checkpoint and the service exits."""
         self.network.loss = self.network.duplication = self.network.delay_s_max = 0.0
         seq = self.watchdog.send_reliable(Finish())
         answer = self.until(lambda h: h.re == seq and isinstance(h.body, FlushDone), self.watchdog_heard).body
@@ -326,7 +327,7 @@ def read_slot(reader: SlotReader) -> dict[bytes, bytes | list[bytes]]:
 
 
 def read_checkpoint(path: str) -> dict[bytes, bytes | list[bytes]]:
-    """Every tensor's, and every slice's, bytes."""
+    """Read the bytes of every tensor and slice."""
     bundle = read_index(path)
     found: dict[bytes, bytes | list[bytes]] = {}
     for key, entry in bundle.entries.items():
@@ -348,7 +349,7 @@ def _strings(data: bytes, count: int) -> list[bytes]:
             if byte < 0x80:
                 break
         sizes.append(size)
-    at += 4  # their checksum
+    at += 4  # the checksum of the lengths
     found = []
     for size in sizes:
         found.append(data[at : at + size])
@@ -357,7 +358,7 @@ def _strings(data: bytes, count: int) -> list[bytes]:
 
 
 def any_array(dtype: Any, shape: tuple[int, ...], chance: np.random.Generator) -> Any:
-    """Every bit by chance, so that numbers that are none are among them."""
+    """Fill an array with random bits, so that NaNs are among the numbers."""
     count = int(np.prod(shape))
     if dtype is object:
         values = np.empty(count, dtype=object)

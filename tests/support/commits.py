@@ -1,7 +1,7 @@
-"""Checkpoints made one after the other in one logdir by the real store, and what a service that starts later must find.
+"""Make checkpoints in one logdir with the real store, and check what a later service finds there.
 
-Called by the tests of the store against kills, failing disks and power losses.  Knows every byte of every checkpoint that
-was acknowledged.
+Used by the tests that kill the store, fail its disk or cut its power. It knows every byte of every
+acknowledged checkpoint.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Files = dict[str, bytes]
 
 
 def local_store(start: Start, *on_change: Any) -> Store:
-    """The service's disk side, of a directory."""
+    """Return the disk side of a checkpoint service."""
     clock = SystemClock()
     return Store(start, clock, LocalFiles(start, clock, *on_change))
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What the world was told, and the files that it was told of."""
+    """What was acknowledged, and the files that must therefore exist."""
 
     step: int
     path: str
@@ -47,17 +47,17 @@ class Acknowledged:
 
 @dataclass
 class Commits:
-    """A logdir under test.  Step 3 has two shards; `named` False: every checkpoint has the same name."""
+    """A logdir under test. Step 3 has two shards. With `named` False every checkpoint has the same name."""
 
     run: Any
     plan: CheckpointPlan
     publish: Callable[..., Any]
     named: bool = True
-    ahead: int = 0  # how much larger values and sequences are than the step: of another run, which saves other states of the same steps
-    staged: bool = False  # the files come from a Saver in the trainer, and lie on another filesystem
+    ahead: int = 0  # added to values and sequences, to look like another run with the same steps
+    staged: bool = False  # a Saver in the trainer wrote the files, on another filesystem
     told: Acknowledged | None = None
     bad: set[str] = field(default_factory=set)  # names of checkpoints that may be found damaged
-    files: dict[str, list[Files]] = field(default_factory=dict)  # by path, what was ever whole there
+    files: dict[str, list[Files]] = field(default_factory=dict)  # by path, every whole version
     _pool: SlotPool | None = None
 
     def store(self) -> Store:
@@ -68,7 +68,7 @@ class Commits:
         return Path(self.plan.save_path).parent
 
     def open_store(self) -> Store:
-        """As a service does when it starts."""
+        """Open the store as a starting service does."""
         store = self.store()
         store.lineage()
         store.open()
@@ -100,7 +100,7 @@ class Commits:
         return SavableState(info.sequence, info.step, 1, self.run.id, None, prefix)
 
     def save_as_a_user(self, step: int) -> None:
-        """What a Saver in the trainer does of its own accord, nothing of it synced."""
+        """Save as a program's own Saver does: nothing is synced."""
         info = self._fill(step, 1000 + step)
         reader = SlotReader(info)
         path = write.write_files(reader.contents, reader.map, f"{self.plan.save_path}-{step}").path
@@ -112,18 +112,18 @@ class Commits:
 
     def _fill(self, step: int, sequence: int) -> Any:
         if self._pool is not None:
-            self._pool.unlink()  # what it held is on disk, or its service was killed
+            self._pool.unlink()  # its state is on disk, or its service was killed
         self._pool = self.run.pool(size=4000)
         values = [("a", "", np.full(50, step + self.ahead, np.float32)), ("global_step", "", np.array(step, np.int64))]
         shards = [[value] for value in values] if step == 3 else [values]
         return self.publish(self._pool, self.plan, shards, sequence, step, named=self.named, sharded=step == 3)
 
     def remember(self, path: str) -> None:
-        """The files of a checkpoint that is whole."""
+        """Remember the files of a whole checkpoint."""
         self.files.setdefault(path, []).append(read_files(path))
 
     def search(self) -> FoundCheckpoint:
-        """What a service that starts now finds."""
+        """Return what a service finds if it starts now."""
         store = self.open_store()
         stock = store.list_checkpoints(self.plan)
         found = store.find_checkpoint(self.plan)
@@ -132,9 +132,10 @@ class Commits:
         return found
 
     def check(self, told: Acknowledged | None, to_come: Acknowledged | None = None) -> FoundCheckpoint:
-        """A service that starts now has all that was acknowledged, bit by bit, and no part of anything else.
+        """Check that a service that starts now finds every acknowledged checkpoint bit for bit, and
+        no partial one.
 
-        `to_come`: what the commit that was interrupted would have said.
+        `to_come` is what the interrupted commit would have acknowledged.
         """
         found = self.search()
         assert {Path(r.path).name for r in found.rejected} <= self.bad, "something incomplete was nearly chosen"
@@ -161,7 +162,9 @@ class Commits:
         assert read_files(path) in self.files[path], f"{path} is not what it was"
 
     def check_what_tensorflow_sees(self, told: Acknowledged | None, to_come: Acknowledged | None) -> None:
-        """A plain Saver restores what was acknowledged, or the one after it, before any service has started."""
+        """Check that a plain Saver restores the acknowledged checkpoint or the next one, with no
+        service running.
+        """
         state = read_state(self.logdir / self.plan.latest_filename)
         if state is None:
             assert told is None

@@ -1,4 +1,4 @@
-"""A desk in front of a checkpoint core: drives it, and remembers what it wants done.  The clock is the test's."""
+"""Drive a checkpoint core and record the actions it asks for. The test owns the clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def durable_of(state: SavableState, reason: Any = "periodic") -> Durable:
 
 @dataclass
 class Desk:
-    """Drives a core; remembers what it wants done, by kind."""
+    """Drives a core and keeps its actions."""
 
     core: CheckpointCore = field(default_factory=lambda: CheckpointCore("r", TRAINER))
     now_s: float = 0.0
@@ -52,7 +52,9 @@ class Desk:
     leaves_looks: bool = False
 
     def see(self, actions: list[Action]) -> list[Action]:
-        """Remembers what is to be done; looks around at once, and sees nothing new, unless somebody else does."""
+        """Record the actions. Answer a directory scan with "nothing new", unless the test wants to
+        answer itself.
+        """
         while not self.leaves_looks and (looks := [a for a in actions if isinstance(a, ScanDirectory)]):
             actions = [a for a in actions if a not in looks]
             actions += self.core.scanned(Scan((), None, ""), self.now_s)

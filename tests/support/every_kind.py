@@ -1,7 +1,8 @@
-"""A program under test: trains variables of every kind, and writes down a digest of all of them as it begins.
+"""Train variables of every kind and write down a digest of all of them at the start of each
+attempt.
 
-Run by `procsv launch` as a file; its test builds the same model to read what was saved.  Lines of the notes: `STEP DIGEST`
-once a session holds its state.
+`procsv launch` runs this file; its test builds the same model to read what was saved. Each line of
+the notes is `STEP DIGEST`, written once a session has restored its state.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-ROWS = np.array([0, 3, 499])  # of the embeddings, the ones that are updated
-PIECE = 1 << 24  # elements of the large variable that are read at a time
+ROWS = np.array([0, 3, 499])  # the rows of the embeddings that are updated
+PIECE = 1 << 24  # elements of the large variable, read at a time
 
 
 class Model:
-    """`small` little variables, one of `mb` megabytes, and one or two of each other kind."""
+    """`small` little variables, one of `mb` megabytes, and one or two of every other kind."""
 
     def __init__(self, small: int, mb: int) -> None:
         self.step = tf1.train.get_or_create_global_step()
@@ -32,7 +33,7 @@ class Model:
         self.large = tf1.get_variable(
             "large", [mb * 250_000], initializer=tf1.ones_initializer(), use_resource=True, dtype=tf.float32
         )
-        # Only some of it is updated, in place: so that it may be larger than half of the memory.
+        # Updated partly and in place, so that it may be larger than half of the memory.
         updates.append(tf1.scatter_add(self.large, [0, mb * 250_000 - 1], [1.0, 2.0]))
         text = tf1.get_variable("text", initializer=tf.constant([b"a\0b", b""]), use_resource=True)
         updates.append(text.assign(tf.stack([tf.strings.as_string(self.step), "ü" * 5000])))
@@ -42,7 +43,7 @@ class Model:
             self.train = tf1.assign_add(self.step, 1).op
         self.saver = tf1.train.Saver([*tf1.global_variables(), self.table])
         self._start = tf1.placeholder(tf.int64, [])
-        # Rows are gathered in place, where a slice would first copy the whole of a variable that is updated in place.
+        # Gather rows: a slice would first copy the whole variable.
         end = tf.minimum(self._start + PIECE, mb * 250_000)
         self._piece = self.large.sparse_read(tf.range(self._start, end))
         self._table_values = self.table.export()
@@ -65,7 +66,7 @@ class Model:
         return [*adds, learn, tf1.assign_add(half, tf.ones_like(half))]
 
     def digest(self, session: Any) -> str:
-        """Of every bit of the state."""
+        """Return a digest of every bit of the state."""
         found = hashlib.sha256()
         variables = [v for v in tf1.global_variables() if v is not self.large]
         for value in session.run(variables):

@@ -1,10 +1,10 @@
-"""A clock that tests move."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Time that moves only in `advance`; the wall is the monotonic time plus a settable offset."""
+    """Time that moves only in `advance`. The wall clock is the monotonic time plus a settable offset."""
 
     def __init__(self, wall_offset_s: float = 1_000_000_000.0) -> None:
         self.now_s = 0.0

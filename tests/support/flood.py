@@ -1,4 +1,4 @@
-"""A stranger that opens connections to a port, as many and as fast as it can, and says nothing on any of them."""
+"""Flood a port with connections, as many and as fast as possible, and send nothing on any of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-HELD_MAX = 1500  # at a time, by each of these threads
+HELD_MAX = 1500  # held open at a time, by each thread
 FLOOD = f"""
 import resource, socket, sys, threading
 

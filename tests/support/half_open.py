@@ -1,4 +1,4 @@
-"""A way between a client and a server that breaks on one side: the client sees its connection end, and the server does not."""
+"""A proxy whose connections break on one side: the client sees the end, the server does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 class HalfOpen:
-    """Passes connections on to a port of this machine."""
+    """Forwards connections to a port of this machine."""
 
     def __init__(self, to_port: int) -> None:
         self._to_port, self._selector = to_port, selectors.DefaultSelector()
@@ -19,7 +19,7 @@ class HalfOpen:
         self._other: dict[socket.socket, socket.socket] = {}
         self._clients: set[socket.socket] = set()
         self._is_open = True
-        self._kept: list[socket.socket] = []  # open, towards the server, and nobody behind them
+        self._kept: list[socket.socket] = []  # open towards the server, without a client
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -27,13 +27,13 @@ class HalfOpen:
         self._thread.start()
 
     def break_off(self) -> None:
-        """Ends all connections on the client's side, and lets none in any more; returns once that is done."""
+        """End every connection on the client's side and accept no new one. Returns once that is done."""
         self._is_open = False
         self._wake.send(b"x")
         assert self._wake.recv(1) == b"x"
 
     def mend(self) -> None:
-        """New connections are let in again."""
+        """Accept new connections again."""
         self._is_open = True
 
     def close(self) -> None:

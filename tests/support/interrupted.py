@@ -1,4 +1,4 @@
-"""Commits as a kill leaves them, laid out by hand: what is staged, what is in place, and what the `checkpoint` file says."""
+"""Lay out by hand what a killed commit leaves: staged files, files in place and the `checkpoint` file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA, INDEX, META, MANIFEST = ".data-00000-of-00001", ".index", ".meta", ".manif
 
 
 class Interrupted:
-    """A logdir, its staging area, and the commits that were begun there."""
+    """A logdir, its staging area and the commits begun there."""
 
     def __init__(self, logdir: Path) -> None:
         self.logdir, self.area = logdir, StagingArea(logdir / "procsv")
@@ -27,7 +27,7 @@ class Interrupted:
     def begin(
         self, sequence: int, name: str = "m-7", suffixes: tuple[str, ...] = (DATA, INDEX), **changes: Any
     ) -> tuple[Path, Intent]:
-        """Its files are written and nothing more: the staging directory, and what is to be done with it."""
+        """Write the files and no more. Return the staging directory and the intent."""
         staging = self.area.begin_commit(sequence)
         for suffix in suffixes:
             (staging / (name + suffix)).write_text(f"{suffix} of {sequence}")
@@ -47,18 +47,18 @@ class Interrupted:
         return staging, Intent(**(fields | changes))
 
     def interrupt(self, sequence: int, name: str = "m-7", **changes: Any) -> tuple[Path, Intent]:
-        """Killed behind its intent: everything is still staged."""
+        """Leave a commit that was killed right after its intent: everything is still staged."""
         staging, intent = self.begin(sequence, name, **changes)
         write_intent(staging, intent)
         return staging, intent
 
     def place(self, staging: Path, intent: Intent) -> None:
-        """Its files are in place, too."""
+        """Move its files into place, too."""
         for name in intent.manifest.files:
             (staging / name).rename(self.logdir / name)
 
     def finish(self, staging: Path, intent: Intent) -> None:
-        """Only its tidying was cut short."""
+        """Leave a commit that was killed during its clean-up."""
         self.place(staging, intent)
         self.write_manifest(intent)
         self.write_list(*intent.listed)
@@ -67,22 +67,22 @@ class Interrupted:
         manifest_of(intent.path).write_bytes(encode_manifest(intent.manifest))
 
     def commit(self, sequence: int, name: str = "m-7", **changes: Any) -> list[str]:
-        """One that nothing interrupts."""
+        """Commit without interruption."""
         return self.area.commit(*self.begin(sequence, name, **changes))
 
     def set_aside(self, sequence: int, name: str = "m-7") -> None:
-        """The checkpoint of that name is linked into `replaced`, for the commit of `sequence`."""
+        """Link the checkpoint of that name into `replaced`, for the commit of `sequence`."""
         kept = self.area.replaced / str(sequence)
         kept.mkdir(parents=True)
         for path in all_files(str(self.logdir / name)):
             (kept / path.name).hardlink_to(path)
 
     def write_list(self, *paths: str | Path) -> None:
-        """What the `checkpoint` file says, oldest first."""
+        """Write the `checkpoint` file, oldest first."""
         write_state(self.logdir / "checkpoint", str(self.logdir / "m"), [str(path) for path in paths], False)
 
     def listed(self) -> list[str]:
-        """Names, oldest first; the last is the latest."""
+        """Return the names in the `checkpoint` file, oldest first."""
         state = read_state(self.logdir / "checkpoint")
         if state is None:
             return []
@@ -90,7 +90,9 @@ class Interrupted:
         return [Path(path).name for path in state.all_paths]
 
     def files(self) -> dict[str, str]:
-        """What lies in the logdir, but for the `checkpoint` file and the staging area; of a manifest, its sequence."""
+        """Return the logdir's files except the `checkpoint` file and the staging area. A manifest
+        shows its sequence.
+        """
         return {
             path.name: str(msgspec.json.decode(path.read_bytes())["sequence"])
             if path.name.endswith(MANIFEST)
@@ -101,5 +103,5 @@ class Interrupted:
 
 
 def whole(sequence: int, name: str = "m-7", suffixes: tuple[str, ...] = (DATA, INDEX)) -> dict[str, str]:
-    """The files of a checkpoint as its commit leaves them."""
+    """Return the files of a checkpoint as a finished commit leaves them."""
     return {name + suffix: f"{suffix} of {sequence}" for suffix in suffixes} | {name + MANIFEST: str(sequence)}

@@ -1,4 +1,4 @@
-"""Journals for tests: entries of which a test says what it is about, and lines as the plain data that they are written as."""
+"""Make journal entries for tests from the fields that matter, and read journals back as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from procsv.base.journal.line import KINDS, decode_line
 
 
 def an_entry(event: str, **fields: Any) -> Entry:
-    """One of that name; a field that it needs, and that is not given, is nothing: 0, "", None."""
+    """Make an entry of that event. A required field that is not given is empty: 0, "" or None."""
     kind = KINDS[event]
     needed = {
         field.encode_name: _nothing(inspect.type_info(field.type))
@@ -51,7 +51,7 @@ def append(journal: Journal, event: str, task: TaskId, incarnation: int, **field
 
 
 def check_journal(logdir: Path) -> None:
-    """Every whole line of a run's journal can be read, and its event is one that there is."""
+    """Check that every whole line of a run's journal can be read and names a known event."""
     path = logdir / "procsv" / "journal.jsonl"
     for data in path.read_bytes().splitlines() if path.exists() else ():
         if _is_whole(data):

@@ -1,6 +1,8 @@
-"""A fit that an exception ends, and that is called again: `keras_again.py [--raise-after N] [--pause S] [--directory DIR]`.
+"""Call a fit again after an exception: `keras_again.py [--raise-after N] [--pause S] [--directory
+DIR]`.
 
-With --directory the callback is Keras' own, for `--drop-in`.  Prints a line for each batch, and at the end a digest.
+With --directory it uses Keras' own callback, for `--drop-in`. It prints a line for each batch and a
+digest at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import procsv
 
 
 class Tell(keras.callbacks.Callback):
-    """Says that it trains, and gives snapshots time to come."""
+    """Prints each batch, and pauses so that a snapshot can happen."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -31,14 +33,14 @@ class Tell(keras.callbacks.Callback):
 
 
 class Raise(keras.callbacks.Callback):
-    """Raises after so many batches of this call."""
+    """Raises after that many batches of this call."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
         self._left = after
 
     def get_state(self) -> None:
-        """It is no part of the fit."""
+        """Return nothing: this callback is no part of the fit's state."""
 
     def set_state(self, state: None) -> None: ...
 

@@ -1,4 +1,7 @@
-"""A fit whose evaluations are long, and shuffle: `keras_evaluation.py [--test-ms MS]`; prints `evaluating`, and at the end a digest."""
+"""Fit with long evaluations that shuffle: `keras_evaluation.py [--test-ms MS]`.
+
+It prints `evaluating` during an evaluation and a digest at the end.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ TEST_BATCHES, ANNOUNCED_AT = 80, 8
 
 
 class Slow(keras.callbacks.Callback):
-    """Long batches of an evaluation, which is announced soon after it has begun."""
+    """Slows down the batches of an evaluation, and prints when one is under way."""
 
-    pause_s = 0.0  # of the class: what an object of it has is part of the fit
+    pause_s = 0.0  # on the class: an attribute of the object would be part of the fit
 
     def __init__(self) -> None:
         super().__init__()

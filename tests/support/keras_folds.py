@@ -1,7 +1,9 @@
-"""Cross-validation that skips the folds that it has done: `keras_folds.py`, in its working directory.
+"""Cross-validate and skip the finished folds after a restart: `keras_folds.py`, in its working
+directory.
 
-All folds have the same size and start from the same weights, and most share their first and last batch: only the data in their middle
-tell them apart.  Each fold prints a digest of its weights at its end.
+All folds have the same size and start from the same weights, and most share their first and last
+batch. Only the data in the middle tells them apart. Each fold prints a digest of its weights when
+it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ FOLDS = 4
 
 
 class Pause(keras.callbacks.Callback):
-    """Gives snapshots time to come."""
+    """Pauses after each batch so that a snapshot can happen."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         threading.Event().wait(0.03)

@@ -1,6 +1,6 @@
-"""A fit that waits at its hundredth batch for the file `go` in its working directory: `keras_hot.py`.
+"""Fit, and wait at the hundredth batch for the file `go` in the working directory: `keras_hot.py`.
 
-Prints `traced` whenever its model is traced, and at the end a digest.
+It prints `traced` whenever its model is traced, and a digest at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import procsv
 
 
 class Told(keras.layers.Layer):
-    """Says when it is traced."""
+    """Prints when it is traced."""
 
     supports_jit = True
 

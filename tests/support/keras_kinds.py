@@ -1,7 +1,9 @@
-"""Fits of many kinds: `keras_kinds.py KIND` under `procsv launch`, or `keras_kinds.py alone KIND…` with Keras' own doings only.
+"""Fit models of many kinds: `keras_kinds.py KIND` under `procsv launch`, or `keras_kinds.py alone
+KIND…` for plain Keras.
 
-Each prints `KIND DIGEST`, of all variables and the History.  What a fit draws and sees depends on its kind alone.  With STANDS_AT in its
-environment it stands at its batch of that number until the run is to stop.
+It prints `KIND DIGEST` for each, over all variables and the History. A fit's random numbers and
+data depend on its kind alone. With STANDS_AT in the environment it waits at that batch until the
+run is asked to stop.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Subclass(keras.Model):
 
 
 class OwnStep(keras.Model):
-    """It has no `call`, and an optimizer that Keras does not know: only its step can make its variables."""
+    """Has no `call`, and an optimizer that Keras does not know: only `train_step` can build its variables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,9 +100,9 @@ class OwnStep(keras.Model):
 
 
 class Slow(keras.callbacks.Callback):
-    """Gives snapshots time to come."""
+    """Pauses after each batch so that a snapshot can happen."""
 
-    batches = 0  # of the class: what an object of it has is part of the fit
+    batches = 0  # on the class: an attribute of the object would be part of the fit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(0.002)
@@ -112,7 +114,7 @@ class Slow(keras.callbacks.Callback):
 
 
 class OwnState(keras.callbacks.Callback):
-    """Hides its state, and gives it when it is asked; the learning rate depends on it."""
+    """Hides its state from a search and returns it from `get_state`. The learning rate depends on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +196,7 @@ def data_of(kind: str, x: Any, y: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 def callbacks_of(kind: str) -> list[Any]:
     found: list[Any] = [keras.callbacks.EarlyStopping("val_loss", patience=6, restore_best_weights=True), Slow()]
-    if kind == "stopped early":  # after three epochs, in which it has not become better by that much
+    if kind == "stopped early":  # after three epochs without an improvement of that size
         found[0] = keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=2, restore_best_weights=True)
     if kind == "own state":
         return [*found, OwnState()]
@@ -207,7 +209,7 @@ def callbacks_of(kind: str) -> list[Any]:
 
 
 def train(kind: str, protected: bool) -> str:
-    """The digest of what a fit of this kind ends with."""
+    """Fit a model of this kind and return the digest of its end."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(11)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""A fit that its program's own handler of SIGTERM stops, at a batch or at the end of an epoch; with WAITS it is slow."""
+"""Stop a fit from the program's own SIGTERM handler, at a batch or at the end of an epoch. WAITS slows it down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(at: str, waits: bool) -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             deadline_s = time.monotonic() + 60
             while at == "epoch" and epoch == 1 and waits and not asked and time.monotonic() < deadline_s:
-                time.sleep(0.01)  # until the test has sent its signal
+                time.sleep(0.01)  # until the test sends its signal
             self.model.stop_training |= bool(asked) and at == "epoch"
 
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))

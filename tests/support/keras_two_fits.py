@@ -1,7 +1,8 @@
-"""Two fits of different models, with random numbers between them: `keras_two_fits.py [--epochs N] [--quick]`.
+"""Fit two models one after the other, with random numbers between them: `keras_two_fits.py
+[--epochs N] [--quick]`.
 
-Prints a line for each batch of each fit, and at the end a digest.  With STANDS in its environment the second fit stands at its tenth
-batch until the run is to stop.
+It prints a line for each batch of each fit and a digest at the end. With STANDS in the environment
+the second fit waits at its tenth batch until the run is asked to stop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from procsv.training.runtime.context import current
 
 
 class Tell(keras.callbacks.Callback):
-    """Says which fit trains, and gives snapshots time to come."""
+    """Prints which fit is training, and pauses so that a snapshot can happen."""
 
     def __init__(self, name: str, seconds: float) -> None:
         super().__init__()

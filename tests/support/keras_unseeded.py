@@ -1,4 +1,6 @@
-"""Two fits of a program that sets no seed: `keras_unseeded.py`.  Prints a line for each batch, and a digest after each fit."""
+"""Run two fits without setting a seed: `keras_unseeded.py`. It prints a line for each batch and a
+digest after each fit.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import numpy as np
 
 
 class Tell(keras.callbacks.Callback):
-    """Says that it trains, and gives snapshots time to come."""
+    """Prints each batch, and pauses so that a snapshot can happen."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,9 +1,11 @@
-"""A stand-in for the kubelet and the Job controller, as far as a manifest's command can tell: no cluster, no container, no network.
+"""Play the kubelet and the Job controller to a manifest's command, without a cluster, container or
+network.
 
-It starts the command of a pod with the pod's variables, stops it as the kubelet does (SIGTERM, the grace period, SIGKILL), and reads
-from the Job's rules what becomes of the pod.  A pod has directories of its own and an empty memory volume; what it has mounted
-elsewhere, a claim or a Secret, is a directory of the test, whose path takes the mount's place on the command line.  Pods of a JobSet have
-a network, processes and memory of their own besides, and know each other by the names that a JobSet gives them.
+It starts a pod's command with the pod's variables, stops it as the kubelet does (SIGTERM, grace
+period, SIGKILL), and reads the pod's fate from the Job's rules. A pod has its own directories and
+an empty memory volume. Its other mounts (a claim, a Secret) are directories of the test, whose
+paths replace the mount paths on the command line. Pods of a JobSet also have their own network,
+processes and memory, and know each other by the names that a JobSet gives them.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from tests.support.sudden_end import end_at_once, with_variable
 from tests.support.within import go_within
 
 Fate = Literal["complete", "replaced", "replaced, and counted", "job failed"]
-DISRUPTED = "DisruptionTarget"  # the condition of a pod that is preempted, drained or evicted
+DISRUPTED = "DisruptionTarget"  # the condition of a preempted, drained or evicted pod
 
 
 class Node(NamedTuple):
-    """What a pod of a JobSet runs on.  A JobSet's names are found in the file `names`, which is of all its pods."""
+    """The machine that a pod of a JobSet runs on. All its pods resolve the JobSet's names from the file `names`."""
 
     machine: OwnMachine
     names: Path
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """What runs a command there, in front of it."""
+        """Return the command prefix that runs a command on this node."""
         mount = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
         return tuple(go_within(self.machine.within, mount))
 
@@ -59,9 +61,10 @@ class Pod:
         index: int = 0,
         node: Node | None = None,
     ) -> None:
-        """`volumes`: holds a directory for each claim and Secret, which outlives the pod.  Its program is run in `volumes`.
+        """Start the pod's program in `volumes`, which holds a directory for each claim and Secret
+        and outlives the pod.
 
-        `node`: of its own; None: this machine.
+        `node` is a node of its own; None means this machine.
         """
         self.job, self._container, self._node = job, container_of(job), node
         self._claims = self._find_claims(volumes)
@@ -83,14 +86,16 @@ class Pod:
         self.run = Run(Path(option(argv, "--logdir")), process, output)
 
     def delete(self) -> int:
-        """Stops it as for a drained node; the exit code of its command."""
+        """Stop the pod as a drain does. Return its command's exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.tell(signal.SIGTERM)
             self.run.process.wait(pod_of(self.job)["terminationGracePeriodSeconds"])
         return self.lose()
 
     def lose(self) -> int:
-        """Ends all of it at one blow, as with its node; the exit code, 128 and the signal's number for a signal."""
+        """End the whole pod at once, as the loss of its node does. Return the exit code, or 128
+        plus the signal's number.
+        """
         if self._node is not None:
             self._node.machine.send_signal(signal.SIGKILL)
         end_at_once(lambda: with_variable(XDG_RUNTIME_DIR=str(self._local)))
@@ -99,19 +104,21 @@ class Pod:
         return code if code >= 0 else 128 - code
 
     def tell(self, number: signal.Signals) -> None:
-        """A signal to the process of its command; on a node of its own, what has made the node is before that."""
-        with contextlib.suppress(psutil.Error):  # it has ended by itself
+        """Send a signal to the pod's command. On a node of its own, that is the child of the
+        process that made the node.
+        """
+        with contextlib.suppress(psutil.Error):  # it has already exited
             started = psutil.Process(self.run.process.pid)
             for process in started.children() if self._node is not None else [started]:
                 process.send_signal(number)
 
     def wait_end(self) -> int:
-        """Waits for the end of its command; the exit code."""
+        """Wait until the command exits. Return its exit code."""
         self.run.wait_end()
         return self.lose()
 
     def fate(self, code: int, *conditions: str) -> Fate:
-        """What the Job's rules make of a pod that has ended with `code`, or with one of `conditions`."""
+        """Return what the Job's rules do with a pod that exited with `code` or has one of `conditions`."""
         if code == 0:
             return "complete"
         fates: dict[str, Fate] = {"Ignore": "replaced", "Count": "replaced, and counted", "FailJob": "job failed"}
@@ -123,7 +130,7 @@ class Pod:
         return "replaced, and counted"
 
     def _find_claims(self, volumes: Path) -> dict[str, Path]:
-        """The directory in the place of each mount."""
+        """Return the test's directory for each mount path."""
         sources = {volume["name"]: {**volume} for volume in pod_of(self.job)["volumes"]}
         claims = {
             name: volumes / source["persistentVolumeClaim"]["claimName"]
@@ -154,6 +161,6 @@ class Pod:
         return said
 
     def _remove(self) -> None:
-        """What was in the pod alone."""
+        """Remove what existed only in the pod."""
         shutil.rmtree(self._local)
         shutil.rmtree(find_paths(self.run.logdir).shm_dir, ignore_errors=True)

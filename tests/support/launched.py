@@ -1,4 +1,4 @@
-"""A run of `procsv launch` under test: the same that procsv.testing gives to its users."""
+"""Run `procsv launch` for a test, with the same `Run` that procsv.testing gives its users."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ __all__ = [
     "settings_text",
 ]
 
-NOT_SAVED = (70, 130)  # the exit codes of a run that is stopped with nothing saved: it was killed, or interrupted
+NOT_SAVED = (70, 130)  # exit codes of a run that is stopped with nothing saved: killed, or interrupted
 
-# A machine that somebody else has to himself for minutes has not failed a test.
+# A test does not fail because the machine was busy for minutes.
 NEWS_S_MAX = float(os.environ.get("PROCSV_TEST_DEADLINE", "300"))
 
 
 class Launched(Run):
-    """Answers for its status without an interpreter for each time that it is asked: tests ask until something is so."""
+    """A run that reads its status in this process: tests poll it, and an interpreter for each poll is slow."""
 
     def ask_status(self) -> dict[str, Any]:
         return read_status(find_run(str(self.logdir)))
@@ -59,14 +59,14 @@ def environment(**more: str) -> dict[str, str]:
 def procsv(
     *args: str, timeout_s: float = NEWS_S_MAX, within: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end.  `within`: as of `launched`."""
+    """Run one command to its end. `within` is as in `launched`."""
     return _run(go_within(within, [sys.executable, "-m", "procsv", *args]), timeout_s, env)
 
 
 def python(
     program: Path | str, *args: str, timeout_s: float = NEWS_S_MAX, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program, a file or a module, to its end."""
+    """Run a program, given as a file or a module, to its end."""
     return _run(_argv(program, *args), timeout_s, env)
 
 
@@ -74,7 +74,7 @@ def python(
 def background(
     program: Path | str, *args: str, output: IO[str], errors: IO[str], cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Such a program, for the length of a block."""
+    """Run a program for the length of a block."""
     process = start_command(_argv(program, *args), environment(), cwd, output, errors)
     try:
         yield process
@@ -101,7 +101,7 @@ def _run(argv: list[str], timeout_s: float, env: Mapping[str, str]) -> subproces
 
 
 def settings_text(**settings: Any) -> str:
-    """LaunchSettings as the launchers of the tests read them."""
+    """Encode LaunchSettings for the launchers of the tests."""
     return msgspec.json.encode(LaunchSettings(**settings)).decode()
 
 
@@ -115,10 +115,12 @@ def launched(
     within: Sequence[str] = (),
     **env: str,
 ) -> Iterator[Launched]:
-    """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
+    """Run `procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`) until the block ends,
+    then end its processes.
 
-    `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
-    `within`: a file, a function of it that changes what surrounds the run, and that one's arguments (within.py).
+    `standby` is off because most tests do not need one and it costs seconds of a core; None keeps
+    the default. `within` names a file, a function in it that changes the run's surroundings, and
+    the function's arguments (within.py).
     """
     options = () if launcher or standby is None else ("--standby", standby)
     variables = {**PYTHONPATH, **env}
@@ -132,7 +134,9 @@ def launched(
 
 
 def remove_live(directory: Path) -> None:
-    """Removes a directory that processes write to: at once, so that nothing that they make meanwhile is in the way."""
+    """Remove a directory that processes still write to. It is renamed first, so that their new
+    files cannot interfere.
+    """
     gone = directory.with_name(f".{directory.name}.gone")
     directory.rename(gone)
     shutil.rmtree(gone)

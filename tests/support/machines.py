@@ -1,4 +1,6 @@
-"""A run of several launches, one a task, as on several machines: real processes, told by TF_CONFIG who they are."""
+"""Run several launches, one a task, as on several machines. They are real processes and learn their
+task from TF_CONFIG.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,21 @@ from tests.support.launched import LAUNCH, NOT_SAVED, PYTHONPATH, Launched
 from tests.support.own_machines import OwnMachine
 from tests.support.within import go_within
 
-PORT = 2222  # of the task of a machine of its own
+PORT = 2222  # of each task that has a machine of its own
 WAITS = """
 import os, pathlib, threading
 print("I am", os.environ["PROCSV_TASK"], flush=True)
 end = pathlib.Path(os.environ["PROCSV_LOGDIR"]) / "end"
 while os.environ["PROCSV_TASK"] != "chief" or not end.exists():
     threading.Event().wait(0.05)
-"""  # a program that trains nothing; its chief ends once somebody has made that file
+"""  # a program that trains nothing; its chief ends once that file exists
 
 
 M = TypeVar("M", bound="Machines")
 
 
 class Machines:
-    """The launches by their tasks; the first one's coordinates.  Each prints to a file of its own."""
+    """The launches of a run by task. The first one coordinates. Each prints to its own file."""
 
     def __init__(
         self,
@@ -42,11 +44,13 @@ class Machines:
         variables: Mapping[str, str],
         hosts: Sequence[OwnMachine] = (),
     ) -> None:
-        """`hosts`: where each launch is; none: all on this machine.  With `--cluster slurm` they are told their tasks as srun does."""
+        """`hosts` says where each launch runs; without it all run here. With `--cluster slurm` they
+        get their task as from srun.
+        """
         self._in_step = "slurm" in args
         self.logdir, self._args, self._directory = directory / "run", args, directory
         self._env = {**PYTHONPATH, **variables}
-        self.tasks = [TaskId.parse(task) for task in tasks]  # launches without one are among them, as spare.0
+        self.tasks = [TaskId.parse(task) for task in tasks]  # including launches without a task, as spare.0
         self._ports, self._hosts = HeldPorts(), dict(zip(self.tasks, hosts, strict=bool(hosts)))
         told = {task: f"{host.address}:{PORT}" for task, host in self._hosts.items() if needs_address(task)}
         self._cluster = make_cluster(told or self._ports.hold(self.tasks))
@@ -56,14 +60,15 @@ class Machines:
     def launch(
         self, task: str, *more: str, launcher: Sequence[str] = (), within: Sequence[str] = (), **env: str
     ) -> Launched:
-        """Starts that task's `procsv launch`; `more` goes before the other arguments.
+        """Start that task's `procsv launch`; `more` goes before the other arguments.
 
-        `launcher`: the command in the place of `procsv launch --logdir`.  `within`: as of `launched`.  `env`: of this launch alone.
+        `launcher` replaces `procsv launch --logdir`; `within` is as in `launched`; `env` is for
+        this launch only.
         """
         number = sum(path.is_symlink() for path in self._directory.iterdir())
         place = self._directory / f"{task}.{number}"
         which = TaskId.parse(task)
-        place.symlink_to(self.place_of(which))  # a name of its own for what it prints
+        place.symlink_to(self.place_of(which))  # its own name, for its output
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
         host = self._hosts.get(which)
         told = self._step(which) if self._in_step else {"TF_CONFIG": json.dumps(config)}
@@ -79,35 +84,35 @@ class Machines:
         return launched
 
     def move(self, task: str, host: OwnMachine) -> None:
-        """From now on that task is launched there."""
+        """Start that task's later launches on `host`."""
         self._hosts[TaskId.parse(task)] = host
 
     def _step(self, task: TaskId) -> dict[str, str]:
         rank, ranks = str(self.tasks.index(task)), str(len(self.tasks))
         return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": ranks, "SLURM_PROCID": rank}
 
-    launcher: tuple[str, ...] = ()  # in the place of `procsv launch --logdir`
+    launcher: tuple[str, ...] = ()  # replaces `procsv launch --logdir`
 
     def place_of(self, task: TaskId) -> Path:
-        """The directory in which that launch has the files of its run; other launches may have others."""
+        """Return the logdir as this launch sees it. A subclass may give each launch its own."""
         return self.logdir
 
     def own_variables(self, task: TaskId) -> dict[str, str]:
-        """What its environment has, and those of other launches have not."""
+        """Return variables for this launch's environment only."""
         return {}
 
     def launch_all(self) -> Launched:
-        """All of them, the coordinator last: it is no matter who comes first."""
+        """Start every launch, the coordinator last, to show that the order does not matter."""
         for task in reversed(self.tasks):
             self.launch(str(task))
         return self.launches[str(self.tasks[0])]
 
     def codes(self) -> dict[str, int]:
-        """The exit codes of the launches, once all have ended."""
+        """Wait for all launches and return their exit codes."""
         return {task: launch.wait_end() for task, launch in self.launches.items()}
 
     def is_stopped_unsaved(self, *tasks: str) -> bool:
-        """Whether those launches, or all, end with one code, which promises nobody that the same command resumes."""
+        """Return whether those launches (or all) exit with the same code, one that does not promise a resume."""
         codes = {self.launches[task].wait_end() for task in tasks or self.launches}
         return len(codes) == 1 and codes <= set(NOT_SAVED)
 
@@ -129,7 +134,9 @@ def machines(
     hosts: Sequence[OwnMachine] = (),
     **env: str,
 ) -> Iterator[Machines]:
-    """Launches of `target` (`program`) with these options, which a test starts; ended, processes and all, with the block."""
+    """Prepare launches of `target` (`program`) with these options for the test to start. They end
+    with the block.
+    """
     (directory / "train.py").write_text(program)
     with launches_of(Machines(directory, tasks, (*args, *target), env, hosts)) as made:
         yield made
@@ -137,7 +144,7 @@ def machines(
 
 @contextlib.contextmanager
 def launches_of(made: M) -> Iterator[M]:
-    """For launches of another kind, whose program somebody has written."""
+    """Run the block with launches of a subclass, whose program the caller has written."""
     made.logdir.mkdir(exist_ok=True)
     try:
         yield made

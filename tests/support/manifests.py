@@ -1,4 +1,4 @@
-"""The Kubernetes manifests that procsv ships, as Python values, and the pods that they describe."""
+"""Load the Kubernetes manifests that procsv ships as Python values, and find the pods in them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Manifest = dict[str, Any]
 
 
 def load_manifest(name: str, kind: str) -> Manifest:
-    """The one document of that kind in the file."""
+    """Return the only document of that kind in the file."""
     (found,) = (document for document in yaml.safe_load_all((DEPLOY / name).read_text()) if document["kind"] == kind)
     return dict(found)
 
 
 def jobs_of(manifest: Manifest) -> dict[str, Manifest]:
-    """The Jobs that the manifest stands for, by the name of their part of a JobSet, or their own."""
+    """Return the manifest's Jobs, by the name of their part of a JobSet or by their own name."""
     if manifest["kind"] == "Job":
         return {manifest["metadata"]["name"]: manifest}
     return {
@@ -29,7 +29,7 @@ def jobs_of(manifest: Manifest) -> dict[str, Manifest]:
 
 
 def pod_of(job: Manifest) -> Manifest:
-    """The spec of its pods."""
+    """Return the spec of the Job's pods."""
     return dict(job["spec"]["template"]["spec"])
 
 
@@ -39,5 +39,5 @@ def container_of(job: Manifest) -> Manifest:
 
 
 def option(argv: list[str], name: str) -> str:
-    """What follows it on a command line."""
+    """Return the value that follows `name` on a command line."""
     return argv[argv.index(name) + 1]

@@ -1,8 +1,9 @@
-"""A network in memory: Server and Client as zmq_transport.py has them, with the same endpoints, and a carrier that can fail.
+"""A network in memory with the endpoints of zmq_transport.py and a carrier that can lose, delay and
+repeat messages.
 
-Called by tests.  `FakeServer(network, path, me, clock)` stands where `Server(context, path, me, clock)` would; the
-contract tests in tests/ipc/messaging/test_transport_contract.py hold for both.  Time moves with the FakeClock alone, chance comes
-from one seed, and nothing here touches a socket, a file or a thread.
+`FakeServer(network, path, me, clock)` replaces `Server(context, path, me, clock)`;
+tests/ipc/messaging/test_transport_contract.py runs the same contract on both. Time moves only with
+the FakeClock, chance comes from one seed, and nothing here touches a socket, a file or a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support.fake_clock import FakeClock
 
 
 class _Mailbox:
-    """Messages on their way to one end, by the time at which they come."""
+    """Messages on their way to one endpoint, by arrival time."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -35,10 +36,10 @@ class _Mailbox:
 
 
 class FakeNetwork:
-    """Carries between one server a path and its clients.  Set how bad it is at any time.
+    """Connects each server path with its clients. Tests set how bad the network is at any time.
 
-    `loss` and `duplication` are chances from 0 to 1; each message takes up to `delay_s_max`, so that messages overtake
-    each other.
+    `loss` and `duplication` are probabilities. Each message takes up to `delay_s_max`, so that
+    messages overtake each other.
     """
 
     def __init__(self, clock: FakeClock, seed: int = 0) -> None:
@@ -52,12 +53,12 @@ class FakeNetwork:
         self._numbers = itertools.count(1)
 
     def cut(self, client: FakeClient) -> None:
-        """Breaks a connection; the client makes a new one at once."""
+        """Break a connection. The client reconnects at once."""
         client.leave()
         self._connect()
 
     def take_away(self, client: FakeClient) -> None:
-        """Breaks a connection; there is a new one once it is brought back."""
+        """Break a connection. The client reconnects only after `bring_back`."""
         client.is_away = True
         client.leave()
 
@@ -85,7 +86,7 @@ class FakeNetwork:
                 client.leave()
 
     def join(self, client: FakeClient) -> bytes:
-        """The key by which servers know it."""
+        """Add a client and return the key that servers know it by."""
         who = f"{client.me.task}.{client.me.incarnation}.{next(self._numbers)}".encode()
         self._clients[who] = client
         self._connect()
@@ -108,7 +109,7 @@ class FakeNetwork:
 
 
 class FakeServer(ServerEndpoint):
-    """Server, in memory.  `close` and being killed are the same to those who were connected."""
+    """A server in memory. Its clients cannot tell `close` from a kill."""
 
     def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:
         super().__init__(me, clock)
@@ -135,7 +136,7 @@ class FakeServer(ServerEndpoint):
 
 
 class FakeClient(ClientEndpoint):
-    """Client, in memory."""
+    """A client in memory."""
 
     def __init__(self, network: FakeNetwork, path: Path, me: Address, clock: FakeClock) -> None:
         super().__init__(me, clock)
@@ -158,7 +159,7 @@ class FakeClient(ClientEndpoint):
         return self.put_raw(frames) if not self._made else Put.FULL
 
     def put_raw(self, frames: list[bytes]) -> Put:
-        """Says any frames at all, as a peer that is none of ours might."""
+        """Send any frames at all, as a foreign peer might."""
         if self.server is None:
             return Put.FULL
         self._network.carry(self.server.mailbox, [self.who, *frames])

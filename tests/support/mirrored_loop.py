@@ -1,8 +1,10 @@
-"""A loop of one's own under a strategy of one task: `mirrored_loop.py STRATEGY KIND STEPS` under `procsv launch`.
+"""Train in a custom loop under a strategy of one task: `mirrored_loop.py STRATEGY KIND STEPS` under
+`procsv launch`.
 
-It has all that may differ between replicas: statistics of a normalization, a metric, dropout's seeds, variables that are
-synchronized when they are read, and one that each replica updates for itself.  Prints `step N` after each step and, at the end, a digest
-of all variables on all replicas.
+The model has everything that may differ between replicas: normalization statistics, a metric,
+dropout's seeds, variables that are synchronized on read, and one that each replica updates for
+itself. It prints `step N` after each step, and at the end a digest of all variables on all
+replicas.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Training(tf.Module):
                 keras.layers.Dense(3, dtype="float32"),
             ]
             self.is_central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-            if self.is_central:  # where Keras' layers with a state of their own do not run
+            if self.is_central:  # where Keras' stateful layers do not run
                 layers = [layers[0], layers[-1]]
             self.model = keras.Sequential([keras.Input((16,)), *layers])
             optimizer = keras.optimizers.AdamW(1e-2, use_ema=kind == "ema")
@@ -57,7 +59,7 @@ class Training(tf.Module):
                     tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
             )
-            self.own = tf.Variable(tf.zeros([4]))  # trainable, and of each replica
+            self.own = tf.Variable(tf.zeros([4]))  # trainable, with a value on each replica
             self.texts = tf.Variable("", trainable=False)
             self.classify = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
         self.steps_made = tf.Variable(0, dtype=tf.int64)
@@ -127,7 +129,7 @@ def main(strategy: str, kind: str, steps: str) -> None:
     x, y = rng.normal(size=(SAMPLES, 16)).astype("float32"), rng.randint(0, 3, SAMPLES)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     training = Training(STRATEGIES[strategy](names), kind)
-    # Keras' metrics and seeds are no objects that a Checkpoint follows by itself.
+    # A Checkpoint does not track Keras' metrics and seeds by itself.
     besides = [*training.accuracy.variables, *training.seeds()]
     checkpoint = tf.train.Checkpoint(training=training, besides=besides)
     with procsv.CheckpointManager(checkpoint, step_counter=training.steps_made) as manager:

@@ -1,10 +1,10 @@
-"""A text of which a test says only what it must name: a task, a step, an option, a path."""
+"""Match a message by the words it must name: a task, a step, an option, a path."""
 
 from __future__ import annotations
 
 
 class Naming(str):
-    """Equals any text that has all `words` in it, so that it can stand for a message in what is expected."""
+    """Equals any text that contains all `words`, so that it can stand for a message in an expected value."""
 
     __slots__ = ("words",)
     words: tuple[str, ...]

@@ -1,6 +1,8 @@
-"""Networks of a test's own on this machine: a namespace for each launch, with a name, joined by a bridge to which nothing else is connected.
+"""Make networks on this machine: a named namespace for each launch, joined by a bridge that
+connects to nothing else.
 
-Used by own_machines.py.  It takes the rights of root.  Killed: bridge and namespaces stay (`ip link`, `ip netns`), and are nobody's.
+Used by own_machines.py. It needs root. If it is killed, the bridge and the namespaces stay (`ip
+link`, `ip netns`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ import subprocess
 from collections.abc import Iterator
 
 TOOLS = ("ip", "nsenter")
-NETWORK = "10.213.0"  # of the namespaces alone: nothing of this machine has an address there
+NETWORK = "10.213.0"  # used in the namespaces only: this machine has no address there
 
 
 class OwnNetwork:
     def __init__(self, number: int, prefix: str) -> None:
-        """`prefix`: of the names that it has on this machine."""
+        """`prefix` begins the names that it has on this machine."""
         self.address = f"{NETWORK}.{number}"
         self.name, self._cable = f"{prefix}-{number}", f"{prefix}.{number}"
 
     def connect(self, bridge: str) -> None:
-        """CalledProcessError where that does not go."""
+        """Join the bridge. Raises CalledProcessError if that is not permitted."""
         _ip("netns", "add", self.name)
         _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         _ip("link", "set", self._cable, "master", bridge, "up")
@@ -35,16 +37,16 @@ class OwnNetwork:
 
     @property
     def namespace(self) -> str:
-        """The file that stands for it."""
+        """Return the namespace's file."""
         return f"/run/netns/{self.name}"
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """What runs a command there, in front of it; the process is that of the command."""
+        """Return the command prefix that runs a command there. It execs, so the pid is the command's."""
         return ("nsenter", f"--net={self.namespace}")
 
     def cut(self) -> None:
-        """Nothing that is sent there arrives, and nothing reaches it; nobody is told."""
+        """Drop everything to and from this network without notice to either side."""
         _ip("link", "set", self._cable, "down")
 
     def mend(self) -> None:
@@ -52,13 +54,13 @@ class OwnNetwork:
 
     def close(self) -> None:
         for words in (("link", "del", self._cable), ("netns", "del", self.name)):
-            with contextlib.suppress(subprocess.CalledProcessError):  # of one that was not made
+            with contextlib.suppress(subprocess.CalledProcessError):  # it was never made
                 _ip(*words)
 
 
 @contextlib.contextmanager
 def own_networks(count: int) -> Iterator[list[OwnNetwork]]:
-    """CalledProcessError where they cannot be made."""
+    """Make that many networks. Raises CalledProcessError if they cannot be made."""
     prefix = f"psv{secrets.token_hex(3)}"
     made = [OwnNetwork(number, prefix) for number in range(1, count + 1)]
     _ip("link", "add", prefix, "type", "bridge")
@@ -74,7 +76,7 @@ def own_networks(count: int) -> Iterator[list[OwnNetwork]]:
 
 
 def why_no_networks() -> str:
-    """Why none can be made here; "" if they can."""
+    """Return why networks cannot be made here, or "" if they can."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"networks of their own take {', '.join(missing)} (iproute2, util-linux)"
     try:

@@ -1,4 +1,4 @@
-"""NumPy models for the contract of sources of state.  Run as a program: the contract where there is no TensorFlow."""
+"""NumPy models for the state source contract. Run as a program, it checks the contract without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.state_contract import CONTRACT, Values
 
 
 class _Source(NumpyState):
-    """Lets its model know the boundary."""
+    """Passes the step boundary on to its model."""
 
     boundary: Boundary | None = None
 
@@ -28,7 +28,7 @@ class NumpyModel:
         rng = np.random.default_rng(seed)
         arrays = {
             STEP: np.array(0, np.int64),
-            "weights": rng.normal(size=(700, 1000)),  # more than one piece of copying
+            "weights": rng.normal(size=(700, 1000)),  # larger than one copied piece
             "bias": rng.normal(size=7).astype(np.float32),
             "counts": rng.integers(0, 9, 300),
         }

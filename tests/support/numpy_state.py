@@ -1,4 +1,4 @@
-"""A second source of state, as small as one can be: NumPy arrays that are updated in place.  Imports no TensorFlow."""
+"""A minimal second state source: NumPy arrays that are updated in place. It imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from procsv.training.snapshots.slot_fill import SlotCopy, flat_bytes
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import CannotRestore, Captured, CheckpointEntry, StateSource, StateSpec
 
-EVALUATION = "evaluation"  # what a call that changes nothing is about
+EVALUATION = "evaluation"  # the subject of a call that changes no state
 STEP = "global_step"
 
 
@@ -38,7 +38,7 @@ def numpy_plan(logdir: Path, **changes: Any) -> CheckpointPlan:
 
 
 class NumpyState(StateSource):
-    """`arrays` by name, the int64 scalar "global_step" among them; nothing can be held, all is copied at the boundary."""
+    """Saves `arrays` by name, among them the int64 scalar "global_step". It copies everything at the boundary."""
 
     errors: tuple[type[Exception], ...] = ()
 

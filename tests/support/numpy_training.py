@@ -1,8 +1,9 @@
-"""A program that trains NumPy arrays: `numpy_training.py STEPS STEP_S [SAVE_S]`; prints the hash of what they have become.
+"""Train NumPy arrays: `numpy_training.py STEPS STEP_S [SAVE_S]`. Prints the hash of the final
+arrays.
 
-What a step does depends on the state and the step alone, so that a run that was killed ends with the bits of one that was
-not.  Imports no TensorFlow, and says so at its end; a fork of what has imported it cannot tell.  Test programs with loops of
-their own take `training` from here:
+A step depends only on the state and the step number, so a run that was killed ends with the same
+bits as one that was not. It imports no TensorFlow and asserts so at its end, except in a fork of a
+process that did. Test programs with their own loops use `training`:
 
     with training(save_s=600) as model:
         while not model.should_stop() and model.step < 100:
@@ -37,9 +38,9 @@ from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.training_run import TrainingRun
 from tests.support.numpy_state import EVALUATION, STEP, NumpyState, numpy_plan
 
-SNAPSHOT_S = 0.05  # unless the command line tells another interval
+SNAPSHOT_S = 0.05  # unless the command line gives another interval
 SAVED_S_MAX = 300.0
-SHAPE = (100, 120)  # little to compute: a step is to take its pause, and not a processor
+SHAPE = (100, 120)  # little to compute: a step should cost its pause, not a processor
 IS_FORK = "tensorflow" in sys.modules
 
 
@@ -68,7 +69,7 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def digest_after(steps: int) -> str:
-    """Of the arrays of a training that nothing has disturbed."""
+    """Return the digest of an undisturbed training of that many steps."""
     arrays = initial()
     for _ in range(steps):
         train(arrays)
@@ -79,9 +80,10 @@ def digest_after(steps: int) -> str:
 def state_run(
     runtime: Runtime, source: StateSource, plan: CheckpointPlan, on_restored: Callable[[], None] = lambda: None
 ) -> Iterator[TrainingRun]:
-    """Trains `source` within the block, on this thread, from the newest state there is; its last state is saved.
+    """Train `source` in the block, on this thread, from the newest state, and save the last state.
 
-    Of tasks that train in step, the chief's is.  An exception in the block leaves the newest snapshot: the step under way may have changed half of the state.
+    Among tasks that train in step, the chief saves. After an exception the newest snapshot stays:
+    the step under way may have changed half of the state.
     """
     runtime.acquire_run()
     try:
@@ -109,7 +111,7 @@ def state_run(
 
 
 class Model:
-    """What a program trains within the block of `training`."""
+    """What a program trains in the block of `training`."""
 
     def __init__(self, runtime: Runtime, source: NumpyState, run: TrainingRun) -> None:
         self._runtime, self._source, self._run = runtime, source, run
@@ -129,23 +131,23 @@ class Model:
         self.pass_step(lambda: train(self.arrays))
 
     def pass_step(self, call: Callable[[], object]) -> None:
-        """A step of the program's own: `call` changes the arrays, and counts."""
+        """Run a step of the program's own: `call` changes the arrays and counts."""
         self._run.boundary.pass_call(call)
 
     def evaluate(self, call: Callable[[], object]) -> None:
-        """A call that changes nothing of the state."""
+        """Run a call that does not change the state."""
         self._run.boundary.pass_call(call, about=EVALUATION)
 
     def save(self) -> None:
-        """A checkpoint by the program's own wish, on disk when this returns."""
+        """Save a checkpoint at the program's request. It is on disk when this returns."""
         assert self._run.save("manual", SAVED_S_MAX)
 
     def wait_durable(self) -> None:
-        """Until the newest snapshot that was asked for is on disk: the first state's, at the start."""
+        """Wait until the newest requested snapshot is on disk. At the start that is the first state."""
         assert self._run.wait_asked(SAVED_S_MAX)
 
     def wait_in_memory(self) -> None:
-        """Until there is a snapshot after the start: a kill from now on costs less than all."""
+        """Wait for a snapshot after step 0, so that a kill no longer costs all steps."""
         while not any(slot.step > 0 for slot in scan_slots(self._runtime.connection.paths.shm_dir)):
             time.sleep(0.01)
 
@@ -154,7 +156,7 @@ class Model:
 def training(
     save_s: float = 600.0, arrays: dict[str, np.ndarray] | None = None, on_restored: Callable[[], None] = lambda: None
 ) -> Iterator[Model]:
-    """A training of `arrays` from the newest state, with a checkpoint each `save_s`; the last state is saved at its end."""
+    """Train `arrays` from the newest state, with a checkpoint every `save_s` seconds and one at the end."""
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
     plan = numpy_plan(runtime.connection.paths.logdir, save_secs=save_s)
@@ -168,16 +170,17 @@ def main(steps: int, step_s: float, save_s: float = 0.5) -> None:
 
 
 def train_chief(save_s: float = 0.5) -> None:
-    """The chief trains until there is a file `end` in the logdir; all other tasks wait for their end."""
+    """Train in the chief until the logdir has a file `end`. All other tasks just wait."""
     if os.environ["PROCSV_TASK"] != "chief":
         threading.Event().wait()
     train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01, save_s)
 
 
 def train_in_step(steps: int, gate: int, obey: Callable[[], None] = lambda: None) -> None:
-    """A task of a gang, which are all alike.  At step `gate` they wait until there is a file `open`; says what it ends with.
+    """Train in one task of a gang, in which all are alike. Wait at step `gate` for a file `open`,
+    and print a digest at the end.
 
-    `obey` is called between two steps, and while it waits.
+    `obey` is called between two steps and while it waits.
     """
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
@@ -196,7 +199,9 @@ def train_in_step(steps: int, gate: int, obey: Callable[[], None] = lambda: None
 
 
 def _wait_for_all(runtime: Runtime) -> None:
-    """Until each of this generation has its state, as a collective waits for its members: they are at one step, and none has saved any."""
+    """Wait, as a collective does, until every task of this generation has restored its state. None
+    has saved yet.
+    """
     config, start = json.loads(os.environ["TF_CONFIG"]), runtime.connection.start
     name = f"begun.{start.run}.{start.incarnation}"
     Path(f"{name}.{config['task']['index']}").touch()
@@ -207,9 +212,10 @@ def _wait_for_all(runtime: Runtime) -> None:
 
 
 def train_replicas(save_s: float = 600.0, step_s: float = 0.0) -> None:
-    """The chief trains; a worker counts steps of its own, and a server serves, until they are asked to end.
+    """Train in the chief, count steps in a worker and serve in a server, until the run asks them to
+    end.
 
-    `step_s`: what a worker needs for that, as it is in a step.
+    `step_s` is the time that a worker needs to leave its step.
     """
     runtime, role = current(), os.environ["PROCSV_TASK"].partition(".")[0]
     assert runtime is not None, "start it with `procsv launch`"
@@ -226,7 +232,7 @@ def train_replicas(save_s: float = 600.0, step_s: float = 0.0) -> None:
 
 
 class _OwnSteps:
-    """A training that makes a step each time that it is asked how many."""
+    """A training that makes another step whenever it is asked for its step count."""
 
     is_trained_here = is_in_step = True
 
@@ -244,7 +250,7 @@ class _OwnSteps:
 
 
 def begin_steps(runtime: Runtime) -> None:
-    """From here on this is a worker that makes steps: another each time that it is asked how many."""
+    """Make this a worker in training: it makes another step whenever it is asked for its step count."""
     runtime.heartbeat.count_training(_OwnSteps())
     runtime.heartbeat.enter_phase(Phase.STEP)
     runtime.report_first_step(FirstStepDone(0, "chief", "", 1, runtime.clock.monotonic()))

@@ -1,6 +1,7 @@
-"""A run without rights that root has: so that read-only is read-only, or that nobody looks into a process that does not let them.
+"""Take from root the rights that spoil a test: to write read-only files, or to look into any
+process.
 
-`launched(logdir, *args, within=ORDINARY_RIGHTS)`.  For anybody else it changes nothing.
+`launched(logdir, *args, within=ORDINARY_RIGHTS)` uses it. For any other user it changes nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import ctypes
 import os
 
 CAP_DAC_OVERRIDE, CAP_SYS_PTRACE, PR_CAPBSET_DROP = 1, 19, 24
-VERSION = 0x20080522  # of capget(2): each set is two words of 32 bits
+VERSION = 0x20080522  # for capget(2): each set is two words of 32 bits
 EFFECTIVE, PERMITTED, INHERITABLE = 0, 1, 2  # the first word of each
 
 
 def drop(capability: str) -> None:
-    """Of this process, and of what it starts: what a root executes has no more than the bounding set."""
+    """Drop the capability from this process and what it starts. A program that root executes gets
+    no more than the bounding set.
+    """
     if os.geteuid() != 0:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -32,4 +35,4 @@ def _check(result: int) -> None:
 
 
 ORDINARY_RIGHTS = (__file__, "drop", str(CAP_DAC_OVERRIDE))
-LOOKS_AT_OWN = (__file__, "drop", str(CAP_SYS_PTRACE))  # not into processes that are not dumpable
+LOOKS_AT_OWN = (__file__, "drop", str(CAP_SYS_PTRACE))  # it cannot look into processes that are not dumpable

@@ -1,8 +1,9 @@
-"""Machines of a test's own on this one: each with a network, processes, a host name, memory and a monotonic clock for itself.
+"""Make machines on this one: each has its own network, processes, host name, memory and monotonic
+clock.
 
-They are joined by a bridge, to which nothing else is connected, and see the same filesystem, as nodes of a cluster do.  It takes the
-rights of root, and nothing is left of them once they are closed.  What is launched `within` one is its first process, and the end of
-that is the end of all.
+A bridge that connects to nothing else joins them, and they see the same filesystem, as the nodes of
+a cluster do. They need root, and closing them leaves nothing behind. What is launched `within` a
+machine is its first process, and its end ends all others there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 
 @functools.cache
 def why_not() -> str:
-    """Why no machines can be made here; "" if they can."""
+    """Return why machines cannot be made here, or "" if they can."""
     if why := why_no_networks():
         return why
     try:
@@ -50,27 +51,27 @@ def why_not() -> str:
 
 
 class OwnMachine:
-    """One of them, before and while something runs on it."""
+    """One machine, before and while something runs on it."""
 
     def __init__(self, number: int, network: OwnNetwork) -> None:
         self.name, self.address, self.network = f"m{number}", network.address, network.name
         self.cut, self.mend = network.cut, network.mend
         self._network = network
-        self._ahead_s = number * DAY_S  # of this machine's monotonic clock
+        self._ahead_s = number * DAY_S  # the offset of this machine's monotonic clock
 
     @property
     def within(self) -> tuple[str, ...]:
-        """What surrounds a run there (within.py)."""
+        """The surroundings of a run there (within.py)."""
         return (__file__, "become", self._network.namespace, self.name, str(self._ahead_s))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To all its processes: SIGSTOP freezes it, SIGKILL cuts off its power."""
+        """Signal all its processes. SIGSTOP freezes the machine, SIGKILL cuts its power."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
 
     def stands_still(self) -> bool:
-        """Whether none of its processes does anything any more, after SIGSTOP."""
+        """Return whether all its processes have stopped after SIGSTOP."""
         return all(process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in self.processes())
 
     def processes(self) -> Iterator[psutil.Process]:
@@ -83,7 +84,7 @@ class OwnMachine:
 
 @contextlib.contextmanager
 def own_machines(count: int) -> Iterator[list[OwnMachine]]:
-    """CalledProcessError where they cannot be made."""
+    """Make that many machines. Raises CalledProcessError if they cannot be made."""
     with own_networks(count) as networks:
         made = [OwnMachine(number, network) for number, network in enumerate(networks, 1)]
         try:
@@ -94,12 +95,14 @@ def own_machines(count: int) -> Iterator[list[OwnMachine]]:
 
 
 def become(network: str, name: str, ahead_s: str) -> dict[str, str]:
-    """Returns in the first process of a machine, whose end the one that has called it waits for, and ends alike."""
+    """Become a machine: returns in its first process. The caller's process waits for that one and
+    ends the same way.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(network).open() as namespace:
         _check(libc.setns(namespace.fileno(), CLONE_NEWNET))
     _check(libc.unshare(CLONE_NEWPID | CLONE_NEWTIME))
-    Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")  # for those who begin from now on
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")  # for processes that start from now on
     if first := os.fork():
         _end_as(first)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -114,7 +117,7 @@ def become(network: str, name: str, ahead_s: str) -> dict[str, str]:
 
 
 def _end_as(child: int) -> NoReturn:
-    """Waits for the end of `child`, of which it keeps no file; only its own is the end of both."""
+    """Wait for `child`, then exit as it did. Keep none of its files open and ignore signals until then."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,8 @@
-"""A network of a run's own, with nothing in it but a loopback, which a test can cut and mend.
+"""Give a run a network with only a loopback, which a test can cut and mend.
 
-`launched(…, within=OWN_NETWORK)` is a run in such a network; it takes the rights of root.  A cut loses what is sent and tells nobody, as a machine does that is
-gone: connections stay, and what was not received is sent again once the network is mended.
+`launched(…, within=OWN_NETWORK)` runs in such a network; it needs root. A cut drops packets without
+notice, as a lost machine does. Connections stay, and the kernel sends again what was lost once the
+network is mended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 READ_FLAGS, WRITE_FLAGS = 0x8913, 0x8914  # SIOCGIFFLAGS, SIOCSIFFLAGS
 IS_UP = 1
-SENT_AGAIN = 6  # which column of /proc/net/tcp
+SENT_AGAIN = 6  # the column of /proc/net/tcp that counts retransmissions
 
 OWN_NETWORK = (__file__, "be_in_one")
 
@@ -26,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
-    """Why no network can be made here; "" if one can."""
+    """Return why a network cannot be made here, or "" if one can."""
     try:
         _in_a_thread(_leave_network)
     except OSError as error:
@@ -35,7 +36,7 @@ def why_not() -> str:
 
 
 def cut(pid: int) -> None:
-    """Nothing that is sent in the network of process `pid` arrives, until it is mended."""
+    """Drop everything in the network of process `pid` until `mend`."""
     _in_a_thread(lambda: _set_loopback_of(pid, is_up=False))
 
 
@@ -44,13 +45,13 @@ def mend(pid: int) -> None:
 
 
 def sent_again(pid: int) -> int:
-    """How often what is lost was sent again, by the connection of the network of `pid` that has done so most often."""
+    """Return the highest count of retransmissions of any connection in the network of `pid`."""
     rows = [row for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
     return max((int(row.split()[SENT_AGAIN], 16) for row in rows), default=0)
 
 
 def _in_a_thread(call: Callable[[], object]) -> None:
-    """A thread can be in another network than its process."""
+    """Call in a thread, which may be in another network than its process."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call).result()
 
@@ -80,6 +81,6 @@ def _set_loopback(*, is_up: bool) -> None:
 
 
 def be_in_one() -> None:
-    """From now on this process, and what it starts, is in a network of its own."""
+    """Move this process and its later children to a network of their own."""
     _leave_network()
     _set_loopback(is_up=True)

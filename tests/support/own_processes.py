@@ -1,4 +1,4 @@
-"""Mount and process namespaces of a run's own, as a container has them.  They take the rights of root."""
+"""Give a run its own mount and process namespaces, as a container does. They need root."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# `launched(logdir, …, launcher=FIRST_PROCESS)`: the launch is process 1 of a process namespace, and all in that ends with it.
+# `launched(logdir, …, launcher=FIRST_PROCESS)` makes the launch process 1 of a process namespace:
+# its end ends all there.
 FIRST_PROCESS = (
     *("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
     *(sys.executable, "-m", "procsv", "launch", "--logdir"),
@@ -16,7 +17,7 @@ FIRST_PROCESS = (
 
 @functools.cache
 def why_not() -> str:
-    """Why no namespaces can be made here; "" if they can."""
+    """Return why namespaces cannot be made here, or "" if they can."""
     try:
         tried = subprocess.run(("unshare", "--mount", "--pid", "--fork", "true"), capture_output=True, text=True)
     except FileNotFoundError:
@@ -25,7 +26,9 @@ def why_not() -> str:
 
 
 def private(place: Path, directory: Path, *, own_processes: bool = False) -> tuple[str, ...]:
-    """A launcher of a run for which `directory` lies at `place`, as with a private /tmp; with `own_processes` as in a container."""
+    """Return a launcher whose run sees `directory` at `place`, as with a private /tmp; with
+    `own_processes` as in a container.
+    """
     mounts = f"mount --make-rprivate / && mount --bind '{directory}' '{place}'"
     mounts += " && mount -t proc proc /proc" if own_processes else ""
     options = ("--pid", "--fork", "--kill-child") if own_processes else ()

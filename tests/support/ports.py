@@ -1,22 +1,22 @@
-"""Free ports for what a test starts only later: nobody takes them meanwhile, whichever tests run at the same time."""
+"""Reserve free ports for what a test starts later, so that no test that runs beside it takes them."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 
-PORTS = 16  # of a block
+PORTS = 16  # in a block
 
 
 def hold_ports(held: contextlib.ExitStack) -> list[int]:
-    """A block of free ports that no other caller gets while `held` is open.
+    """Return a block of free ports that no other caller gets while `held` is open.
 
-    They lie below those that the kernel gives to connections, so that none of these takes one of them meanwhile.
+    They are below the kernel's range for outgoing connections, so that no connection takes one.
     """
     for first in range(20_000, 32_000, PORTS):
         mark = held.enter_context(socket.socket(socket.AF_UNIX))
         with contextlib.suppress(OSError):
-            mark.bind(f"\0procsv-test-ports-{first}")  # no file: nothing is left of it, however its holder ends
+            mark.bind(f"\0procsv-test-ports-{first}")  # an abstract socket: nothing is left however its holder ends
             ports = list(range(first, first + PORTS))
             if all(map(_is_free, ports)):
                 return ports

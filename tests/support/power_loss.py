@@ -1,16 +1,14 @@
-"""A disk that loses its power: what a recorded series of disk calls may have left, whatever was not synced.
+"""Derive what a disk may hold after a kill or a power loss from a recorded series of disk calls.
 
-`Recording` stands in for the calls of procsv.base.system.disk below one directory, does them, and keeps the list.  `aftermaths`
-gives what a disk may hold after the first so many of them: after a kill all of it; after a power loss any part of what no
-fsync has made certain, in the worst ways that filesystems know:
+`Recording` replaces the calls of procsv.base.system.disk below one directory, passes them on, and
+lists them. `aftermaths` returns what the disk may hold after each number of calls. A kill leaves
+everything. A power loss may lose any part that no fsync has made certain, in the worst ways that
+filesystems know:
 
-* a name (new, moved, gone) counts only once its directory was synced; before that it may be there or not, each by itself,
-  in any order, and long before the data that it names.  A rename between two directories is on the disk when the
-  one that it goes to was synced, and is never half there;
-* the contents of a file count only once it was synced; before that they may be what they were at the last sync, the first
-  half, zeros, or complete.
+* a name (new, moved, gone) is certain once its directory is synced. Before that it may or may not be there, independently of other names and long before its data. A rename between two directories is certain once the target directory is synced, and is never half done;
+* a file's contents are certain once the file is synced. Before that they may be the contents at the last sync, the first half, zeros, or complete.
 
-A disk in memory is a mapping of paths, relative to the directory, to contents; None for a directory.
+A disk in memory maps paths, relative to the directory, to contents; None stands for a directory.
 """
 
 from __future__ import annotations
@@ -28,37 +26,37 @@ from typing import Any
 from procsv.base.system import disk
 
 Tree = tuple[tuple[str, bytes | None], ...]  # sorted by path
-ALL_SUBSETS_MAX = 4  # uncertain names; with more of them not every combination is tried
+ALL_SUBSETS_MAX = 4  # uncertain names; with more, only some combinations are tried
 RANDOM_SUBSETS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call.  `node` is the file that it is about, `names` what it changes: (directory, name) -> node or gone."""
+    """One disk call. `node` is its file; `names` are its changes: (directory, name) -> node or gone."""
 
     what: str
     path: str = ""
     node: int = -1
     data: bytes = b""
-    size: int = 0  # of a truncation
+    size: int = 0  # after a truncation
     names: tuple[tuple[int, str, int | None], ...] = ()
     synced_by: int = -1  # the directory whose fsync makes the names certain
-    note: Any = None  # of a mark
+    note: Any = None  # on a mark
 
 
 @dataclass(slots=True)
 class Recording:
-    """Stands in for the disk's calls; those outside of `top` are let through unseen."""
+    """Replaces the disk calls. Calls outside of `top` pass unrecorded."""
 
     top: Path
     ops: list[Op] = field(default_factory=list)
-    kill_at: int = -1  # the call of this number, counted from 1, is the last: half done if it writes
+    kill_at: int = -1  # the last call, counted from 1: half done if it writes
     fail_from: int = -1  # calls from this number on fail
-    fail_count: int = 10**9  # so many of them
+    fail_count: int = 10**9  # how many fail
     error: int = 0  # with this errno
     calls: int = 0
     is_dead: bool = False
-    unseen: list[str] = field(default_factory=list)  # changes that did not come through the gate
+    unseen: list[str] = field(default_factory=list)  # changes that bypassed the disk module
     _real: dict[str, Callable[..., Any]] = field(default_factory=dict)
     _nodes: dict[tuple[int, str], int] = field(default_factory=dict)
     _contents: dict[int, bytearray] = field(default_factory=dict)
@@ -68,7 +66,7 @@ class Recording:
     _inside: threading.local = field(default_factory=threading.local)
     start: Tree = ()
 
-    # -- begin and end ------------------------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------------------------
     def __enter__(self) -> Recording:
         self.start = read_tree(self.top)
         for path, data in self.start:
@@ -85,7 +83,7 @@ class Recording:
             setattr(disk, name, call)
 
     def mark(self, note: Any) -> None:
-        """Puts down that something was said to the world here."""
+        """Note that something was acknowledged at this point."""
         self.ops.append(Op("mark", note=note))
 
     # -- one call -----------------------------------------------------------------------------------------------
@@ -101,7 +99,7 @@ class Recording:
             if self.calls == self.kill_at:
                 self.is_dead = True
                 if name == "write":
-                    disk.set_direct(args[0], False)  # half of it may be no whole page
+                    disk.set_direct(args[0], False)  # half of it may not be a whole page
                     self._do(name, (args[0], bytes(args[1])[: len(args[1]) // 2]), kwargs)
                 raise Killed
             return self._do(name, args, kwargs)
@@ -122,7 +120,7 @@ class Recording:
         return result
 
     def _place(self, path: Path) -> tuple[int, str, str]:
-        """Directory, name and relative path."""
+        """Return the directory, name and relative path."""
         relative = path.relative_to(self.top)
         return self._node(str(relative.parent)), relative.name, str(relative)
 
@@ -133,7 +131,7 @@ class Recording:
         return node
 
     def _adopt(self, relative: str, data: bytes | None) -> int:
-        """A file or directory that is on the disk already."""
+        """Register a file or directory that is already on the disk."""
         node, self._next = self._next, self._next + 1
         self._nodes[self._node(str(Path(relative).parent)), Path(relative).name] = node
         if data is not None:
@@ -175,7 +173,7 @@ class Recording:
         (old, name, _old), (new, to, relative) = self._place(source), self._place(target)
         node = self._nodes[old, name]
         if self._nodes.get((new, to)) == node:
-            return  # two names of one file: the system leaves both
+            return  # two names of one file: the system keeps both
         del self._nodes[old, name]
         self._nodes[new, to] = node
         names = ((old, name, None), (new, to, node))
@@ -184,7 +182,7 @@ class Recording:
     def _on_link(self, _: None, source: Path, target: Path) -> None:
         if source.is_relative_to(self.top):
             self._name("link", target, self._node(str(source.relative_to(self.top))))
-        else:  # a file from elsewhere, of which nothing is known to be synced
+        else:  # a file from elsewhere: assume that nothing of it is synced
             node, self._next = self._next, self._next + 1
             self._name("create", target, node)
             data = target.read_bytes()
@@ -205,7 +203,7 @@ class Recording:
         del self._contents[node][size:]
         self.ops.append(Op("truncate", node=node, size=size))
 
-    # -- who goes past the gate -----------------------------------------------------------------------------------
+    # -- changes that bypass the disk module -------------------------------------------------------------------------
     def saw(self, event: str, args: tuple[Any, ...]) -> None:
         if getattr(self._inside, "gate", False):
             return
@@ -228,7 +226,7 @@ _is_hooked = False
 def _watch(recording: Recording | None) -> None:
     global _watching, _is_hooked
     _watching = recording
-    if not _is_hooked:  # such a hook cannot be taken out again
+    if not _is_hooked:  # an audit hook cannot be removed
         sys.addaudithook(lambda event, args: _watching.saw(event, args) if _watching and event in _CHANGES else None)
         _is_hooked = True
 
@@ -239,7 +237,7 @@ def read_tree(top: Path) -> Tree:
 
 
 def _entries(directory: str, below: str) -> Iterator[tuple[str, bytes | None]]:
-    """What lies in `directory`, named as `below` it.  Thousands of trees are read: strings and plain calls are cheapest."""
+    """List `directory`, with paths relative to `below`. Thousands of trees are read: plain strings are cheapest."""
     with os.scandir(directory) as found:
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
@@ -258,7 +256,7 @@ def _read(path: str) -> bytes:
 
 
 def write_tree(top: Path, tree: Tree) -> None:
-    """Makes the directory hold that and nothing else; what is right already is left."""
+    """Make the directory hold exactly that tree. What is already right stays."""
     wanted = dict(tree)
     for path, data in reversed(read_tree(top)):
         if path not in wanted or (wanted[path] is None) != (data is None):
@@ -300,7 +298,9 @@ class _Disk:
                 self.pending.append(op)
 
     def _make_certain(self, directory: int) -> None:
-        """What was done to the names in a directory is on the disk, and nothing that was done to them before comes back."""
+        """Apply the pending changes of names in a directory for good. Earlier changes of the same
+        names cannot come back.
+        """
         left: list[Op] = []
         for op in self.pending:
             if op.synced_by == directory:
@@ -315,14 +315,16 @@ class _Disk:
 def _apply(names: dict[tuple[int, str], int], op: Op) -> None:
     for directory, name, node in op.names:
         if node is None:
-            if names.get((directory, name)) == op.node:  # else another has that name by now
+            if names.get((directory, name)) == op.node:  # otherwise another file has that name by now
                 del names[directory, name]
         else:
             names[directory, name] = node
 
 
 def aftermaths(start: Tree, ops: list[Op], *, power: bool = True) -> Iterator[tuple[int, bool, Tree]]:
-    """(so many calls were made, it was a power loss, what the disk holds), each different one once for each mark."""
+    """Yield (number of calls made, whether it was a power loss, what the disk holds). Each tree
+    comes once for each mark.
+    """
     state = _Disk()
     for number, (path, data) in enumerate(start, 1):
         directory = 0
@@ -368,7 +370,7 @@ def _after_power_loss(state: _Disk) -> Iterator[Tree]:
 
 
 def _subsets(ops: list[Op]) -> Iterator[list[Op]]:
-    """All of them if they are few; else those that are most likely to hurt, and a few by chance."""
+    """Yield all subsets if they are few; otherwise the most harmful ones and a few at random."""
     count = len(ops)
     if count <= ALL_SUBSETS_MAX:
         for chosen in itertools.product((False, True), repeat=count):
@@ -402,7 +404,7 @@ def _contents(state: _Disk, dirty: list[int]) -> Iterator[dict[int, bytes]]:
 
 
 def _tree(names: dict[tuple[int, str], int], contents: dict[int, bytes]) -> Tree:
-    """What can be reached from the top."""
+    """Return what can be reached from the top."""
     below: dict[int, list[tuple[str, int]]] = {}
     for (directory, name), node in names.items():
         below.setdefault(directory, []).append((name, node))

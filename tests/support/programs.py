@@ -1,4 +1,4 @@
-"""Small programs under test: started as real processes, waited for by what they say, never by time."""
+"""Start small programs as real processes and wait for what they print, never for time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE_S = 300.0
 
 
 class Program:
-    """A Python program that prints what it has come to; one line is one word of news."""
+    """A Python program that prints its progress, one line an event."""
 
     def __init__(self, source: str, *args: object, failpoints: str = "", pass_fds: tuple[int, ...] = ()) -> None:
         self.said: list[str] = []
@@ -33,7 +33,7 @@ class Program:
         self.pid = self._process.pid
 
     def wait_said(self, word: str, times: int = 1) -> str:
-        """Waits for the n-th line that begins with `word`; what follows it."""
+        """Wait for the n-th line that begins with `word`. Return the rest of it."""
         assert self._process.stdout is not None
         deadline_s = time.monotonic() + DEADLINE_S
         while len(found := [line for line in self.said if line.split(" ")[0] == word]) < times:
@@ -47,22 +47,22 @@ class Program:
         return found[times - 1].partition(" ")[2]
 
     def tell(self, line: str = "") -> None:
-        """One line on its standard input."""
+        """Write one line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Send SIGKILL and wait until it is gone."""
         self._process.kill()
         assert self.wait() == -signal.SIGKILL
 
     def wait(self) -> int:
-        """Its return code, as subprocess gives it."""
+        """Return its exit code as subprocess does."""
         return self._process.wait(DEADLINE_S)
 
     def close(self) -> None:
-        """Whatever it was doing: it is gone now."""
+        """End it, whatever it is doing."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(DEADLINE_S)
@@ -74,7 +74,7 @@ class Program:
 
 @contextlib.contextmanager
 def running(source: str, *args: object, failpoints: str = "", pass_fds: tuple[int, ...] = ()) -> Iterator[Program]:
-    """A program for the length of a block."""
+    """Run a program for the length of a block."""
     program = Program(source, *args, failpoints=failpoints, pass_fds=pass_fds)
     try:
         yield program
@@ -83,7 +83,7 @@ def running(source: str, *args: object, failpoints: str = "", pass_fds: tuple[in
 
 
 def until(what: Callable[[], object], turn: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Calls `turn`, which waits for news, until `what` is true."""
+    """Call `turn`, which waits for news, until `what` is true."""
     end_s = time.monotonic() + deadline_s
     while not what():
         assert time.monotonic() < end_s, "waited in vain"

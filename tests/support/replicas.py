@@ -1,6 +1,8 @@
-"""Programs of several tasks under test, of chief, workers and parameter servers that train between graphs, and what is read of their runs.
+"""Programs of a chief, workers and parameter servers that train between graphs, and ways to read
+their runs.
 
-A program is the pieces that all have, TASK, SERVER, JOIN and a session, with its own between them; `own` is the device of the task.
+A program is made of the pieces TASK, SERVER, JOIN and a session, with its own code between them.
+`own` is the task's device.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ SERVER = """
 cluster = tf.train.ClusterSpec(config["cluster"])
 server = tf.train.Server(cluster, job_name=role, task_index=index)
 """
-# Of servers that a test has stand in calls of ours, each of which takes one of the threads that run steps: as many as processors, else.
+# A server whose calls a test blocks: each blocked call takes one of the threads that run steps, by
+# default one a processor.
 ROOMY_SERVER = SERVER.replace(
     "task_index=index", "task_index=index, config=tf.ConfigProto(inter_op_parallelism_threads=16)"
 )
@@ -48,7 +51,9 @@ STEP = "session.run(train)\npause.wait(0.05)\n"
 
 
 def monitored(loop: str = STEP, *, save_checkpoint_secs: int = 600, hooks: str = "[]") -> str:
-    """The session that all but the servers train in; `loop` is what each does until it should stop."""
+    """Return the session in which all tasks but the servers train. `loop` is what each does until
+    it should stop.
+    """
     return f"""
 with tf.train.MonitoredTrainingSession(
     server.target,
@@ -64,7 +69,7 @@ with tf.train.MonitoredTrainingSession(
 
 
 def text_of(run: Launched, task: str) -> str:
-    """What all attempts of `task` have printed."""
+    """Return what all attempts of `task` have printed."""
     return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
 
 
@@ -74,18 +79,18 @@ def run_json(run: Launched) -> dict[str, Any]:
 
 
 def memory_step(run: Launched) -> int:
-    """The step of the newest snapshot."""
+    """Return the step of the newest snapshot."""
     return int(run_json(run)["memory_step"])
 
 
 def wait_for_memory(run: Launched, step: int) -> int:
-    """A snapshot that is later than `step`; its step."""
+    """Wait for a snapshot later than `step`. Return its step."""
     run.wait_for(f"a snapshot after step {step}", lambda: memory_step(run) > max(0, step))
     return memory_step(run)
 
 
 def wait_for_steps(run: Launched) -> int:
-    """A snapshot of what is trained from now on; its step."""
+    """Wait for a snapshot of a step trained from now on. Return its step."""
     return wait_for_memory(run, run.step())
 
 
@@ -93,11 +98,11 @@ CHIEF = TaskId("chief")
 
 
 def newest_slot(run: Launched) -> SlotInfo:
-    """The newest snapshot in memory."""
+    """Return the newest snapshot in memory."""
     return next(info for info in scan_slots(find_paths(run.logdir).shm_dir) if info.task == CHIEF)
 
 
-# A server started with `waits` holds each copy for as long as there is a file `held`, and says so.
+# A server started with `waits` holds each copy while there is a file `held`, and prints so.
 HELD_COPY = """
 if role == "ps" and "waits" in sys.argv:
     from tensorflow.python.ops import script_ops
@@ -111,8 +116,9 @@ if role == "ps" and "waits" in sys.argv:
     script_ops._py_funcs._funcs["procsv.copy"] = wait
 """
 
-IN_STEP_S = 0.4  # longer than a task waits, which was signalled, for what its watchdog says about it
-# Each step of a worker takes so long, and counts at its end: one that is signalled in it ends it after the chief could have saved.
+IN_STEP_S = 0.4  # longer than a signalled task waits for its watchdog's message
+# A worker's step takes that long and counts at its end: a signalled worker ends its step after the
+# chief could have saved.
 IN_STEP = (
     TASK
     + SERVER
@@ -137,6 +143,6 @@ with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own
 
 
 def last_trained(logdir: Path) -> int:
-    """The newest step that any task of IN_STEP has made."""
+    """Return the newest step that any task of IN_STEP has trained."""
     logs = "\n".join(log.read_text() for log in (logdir / "procsv" / "logs").glob("*.log"))
     return max(map(int, re.findall(r"^trained (\d+)$", logs, re.MULTILINE)))

@@ -1,7 +1,7 @@
-"""The container of a pod under Pod Security "restricted", as far as a kernel without a container runtime makes one.
+"""Give a run what a container gets under Pod Security "restricted", without a container runtime.
 
-A run `within=restricted(…)` has a root of its own, which is read-only and has what its interpreter and the tree need, the mounts that it
-is given, an ordinary user without any capability, and no way to get more rights.  Takes the rights of root.
+A run `within=restricted(…)` has a read-only root with its interpreter, this source tree and the
+given mounts. It runs as an ordinary user without capabilities and cannot gain any. It needs root.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def restricted(root: Path, user: int, directory: str, mounts: Mapping[str, Path | str]) -> tuple[str, ...]:
-    """Root and user, with the group of the same number; where it begins; what is mounted where: a directory or EMPTY_DIR.
+    """Return surroundings with that root, user (and group), working directory and mounts: each a
+    directory or EMPTY_DIR.
 
-    `root` is an empty directory, over which the root lies for the run alone.  In SYSTEM, a place has to be there already.
+    `root` is an empty directory; the run alone sees its root there. Mount points below SYSTEM must
+    already exist.
     """
     return (__file__, "confine", str(root), str(user), directory, *(f"{at}={what}" for at, what in mounts.items()))
 
@@ -57,5 +59,5 @@ def confine(root: str, user: str, directory: str, *mounts: str) -> None:
     os.chdir(directory)
     os.setgroups([int(user)])
     os.setresgid(*[int(user)] * 3)
-    os.setresuid(*[int(user)] * 3)  # with it all capabilities go
+    os.setresuid(*[int(user)] * 3)  # this drops all capabilities
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

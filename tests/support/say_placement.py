@@ -1,4 +1,4 @@
-"""A stand-in for a launch that only says its place, as JSON, and where Slurm says that it is: python -m tests.support.say_placement WORKERS PS."""
+"""Print a launch's placement and Slurm's placement as JSON: python -m tests.support.say_placement WORKERS PS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> int:
         return error.exit_code
     told = {name: os.environ.get(name) for name in ("SLURM_PROCID", "SLURMD_NODENAME")}
     said = msgspec.to_builtins(placement) | {"task": str(placement.task)} if placement is not None else None
-    # One line of less than 1 KiB: what is longer srun mixes with what other tasks say.
+    # One line below 1 KiB: srun mixes longer ones with the output of other tasks.
     print(json.dumps({"placement": said, "told": told}), flush=True)
     return 0
 

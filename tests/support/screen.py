@@ -1,4 +1,4 @@
-"""A terminal in memory: as much of one as a status line needs."""
+"""A terminal in memory with just enough features for a status line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TOKEN = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n])")
 
 
 class TerminalInMemory:
-    """`rows`: what is seen, and what has scrolled away above it."""
+    """`rows` holds what is visible and what has scrolled off above it."""
 
     def __init__(self, width: int) -> None:
         self.width = width

@@ -1,4 +1,4 @@
-"""The sentences that procsv can say, as its source has them, and the tests that quote one."""
+"""Collect the sentences in procsv's source, and the tests that quote one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def name_of(value: ast.expr) -> str:
-    """What stands for a value in the text of an f-string: the last name of it."""
+    """Return the name that stands for a value in an f-string: its last one."""
     match value:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -36,9 +36,10 @@ def text_of(node: ast.AST) -> str | None:
 
 
 def strings(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """Every string in `node` that people may read, with its line: no docstring, and no reason of an assert.
+    """Yield every string in `node` that people may read, with its line. Docstrings and assert
+    messages are not among them.
 
-    An f-string is one, its values being named in braces.
+    An f-string counts as one string, with its values named in braces.
     """
     if (text := text_of(node)) is not None:
         yield node.lineno, text  # type: ignore[attr-defined]
@@ -52,11 +53,11 @@ def strings(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def runs_of_words(text: str) -> Iterator[list[str]]:
-    """The words of `text`, in runs: a value, a number, an option, a path or what is quoted ends one."""
+    """Yield the words of `text` in runs. A value, number, option, path or quotation ends a run."""
     run: list[str] = []
     for token in re.sub(r"(?<!\w)'[^']*'|`[^`]*`|\"[^\"]*\"", " … ", re.sub(r"\\[sdbw.]?", " ", text)).split():
         word = token.strip(".,;:!?()'\"`…")
-        if not re.fullmatch(r"[A-Z]?[a-z]+('[a-z]+)?|A", word):  # SIGKILL and TF_CONFIG are values, too
+        if not re.fullmatch(r"[A-Z]?[a-z]+('[a-z]+)?|A", word):  # SIGKILL and TF_CONFIG count as values
             yield run
             run = []
             continue
@@ -65,16 +66,16 @@ def runs_of_words(text: str) -> Iterator[list[str]]:
 
 
 def quotes(text: str) -> Iterator[tuple[str, ...]]:
-    """What makes wording of `text`: four words in a row, or five with values between them."""
+    """Yield what counts as wording in `text`: four words in a row, or five with values between them."""
     runs = list(runs_of_words(text))
     for words, size in [*((run, 4) for run in runs), (list(itertools.chain(*runs)), 5)]:
         yield from (tuple(words[at : at + size]) for at in range(len(words) - size + 1))
 
 
 def said_in(room: str) -> list[str]:
-    """The lines of three words and more in the source of a room, without patterns.
+    """Return the lines of three or more words in a room's source, without patterns.
 
-    Those of wording.py are not among them: the tests make its sentences.
+    wording.py is left out because the tests build its sentences.
     """
     folder = ROOT / room if room in {"ipc", "services"} else ROOT / "procsv" / room
     lines = {
@@ -89,9 +90,10 @@ def said_in(room: str) -> list[str]:
 
 
 def quoted(path: Path, ours: set[tuple[str, ...]]) -> dict[str, str]:
-    """Where the file of a test quotes what is `ours`, and the text.
+    """Return where a test file quotes wording in `ours`, and the text.
 
-    Programs and tracebacks, which have several lines, are what a test begins with, unless it asserts or compares them.
+    Strings of several lines are programs or tracebacks, so they count only where the test asserts
+    or compares them.
     """
     tree = ast.parse(path.read_text())
     found = [one for one in strings(tree) if "\n" not in one[1].strip()]

@@ -1,7 +1,9 @@
-"""A real Slurm on this machine: munged, slurmctld and one slurmd for each of several nodes, n1, n2 and so on.
+"""Run a real Slurm on this machine: munged, slurmctld and one slurmd for each of the nodes n1, n2
+and so on.
 
-It starts in a third of a second.  Every daemon stays in the foreground as a child of ours, and all files lie in one directory, so
-that several can run side by side, and nothing is left of one that was stopped.  Its partition `low` is preempted by `high`.
+It starts in a third of a second. Every daemon stays in the foreground as our child and all files
+are in one directory, so several clusters can run side by side and leave nothing behind. The
+partition `high` preempts the partition `low`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from tests.support.sudden_end import end_at_once, with_variable
 CONFIGURATION = Path(__file__).with_name("slurm.conf")
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 START_S_MAX = 60.0
-LOOK_S, LOOK_S_MAX = 0.02, 0.3  # each look is a command, and many waits take as long as Slurm's own timeouts
-NODE = "PROCSV_TEST_NODE"  # in the environment of a node's daemons: which node of which cluster
+LOOK_S, LOOK_S_MAX = 0.02, 0.3  # each look runs a command, and many waits last as long as Slurm's own timeouts
+NODE = "PROCSV_TEST_NODE"  # in the environment of a node's daemons: the cluster and the node
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
 
 
 def missing_for_slurm() -> str:
-    """Why there can be no Slurm here, for the report of a test that is skipped; empty if there can be one."""
+    """Return why Slurm cannot run here, for the report of a skipped test, or "" if it can."""
     if missing := [name for name in DAEMONS if shutil.which(name) is None]:
         return f"needs a Slurm of its own ({', '.join(missing)} not found): apt-get install slurmctld slurmd slurm-client munge"
     return "" if os.geteuid() == 0 else "only root can start a Slurm of its own"
@@ -44,12 +46,13 @@ def missing_for_slurm() -> str:
 class SlurmCluster:
     """A Slurm of `nodes` nodes with 4 processors each.
 
-    `grace_s`: from the notice of a preemption to its end.  `node_timeout_s`: after which a silent node is taken for dead.
+    `grace_s` is the time from a preemption notice to the kill; `node_timeout_s` the silence after
+    which a node counts as dead.
     """
 
     def __init__(self, nodes: int = 4, *, grace_s: int = 8, node_timeout_s: int = 10, kill_wait_s: int = 5) -> None:
         self.nodes = nodes
-        self.place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: socket paths have 107 bytes
+        self.place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: a socket path has at most 107 bytes
         self.environment = environment(SLURM_CONF=str(self.place / "slurm.conf"), PYTHONPATH=str(ROOT))
         self._times = {"grace_s": grace_s, "node_timeout_s": node_timeout_s, "kill_wait_s": kill_wait_s}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -57,9 +60,9 @@ class SlurmCluster:
 
     # -- daemons ---------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Returns when all nodes are idle."""
+        """Start the daemons and wait until all nodes are idle."""
         place = self.place
-        place.chmod(0o755)  # munge wants everybody to be able to reach its socket
+        place.chmod(0o755)  # munge requires that everybody can reach its socket
         (place / "state").mkdir()
         self._configure()
         key = place / "munge.key"
@@ -76,23 +79,23 @@ class SlurmCluster:
         self.wait_idle(self.nodes)
 
     def start_node(self, number: int) -> None:
-        """Starts the daemon of a node: at the start of the cluster, or after kill_node."""
+        """Start a node's daemon, at the start of the cluster or after `kill_node`."""
         (self.place / f"spool.n{number}").mkdir(exist_ok=True)
         self._start_daemon("slurmd", "-D", "-N", f"n{number}", name=f"n{number}", **{NODE: self._mark(number)})
 
     def kill_node(self, number: int) -> set[int]:
-        """Ends all processes of a node at one blow, as a power cut would: nobody is told.  Their pids."""
+        """Kill all processes of a node at once and without notice, as a power cut does. Return their pids."""
         daemon = self._daemons.pop(f"n{number}")
         gone = end_at_once(lambda: self._processes_of(number))
         daemon.wait()
         return gone
 
     def stop(self) -> None:
-        """Ends all jobs and daemons, and removes their files."""
+        """End all jobs and daemons and remove their files."""
         if "slurmctld" in self._daemons and self._daemons["slurmctld"].poll() is None:
             self.run("scancel", "--signal=KILL", "--full", "--user=root")
             self.run("scancel", "--user=root")
-            with contextlib.suppress(TimeoutError):  # of a node that is gone
+            with contextlib.suppress(TimeoutError):  # its node is gone
                 self._wait_for(lambda: not self.run("squeue", "--noheader").stdout, "jobs go on", START_S_MAX / 2)
         last = ("slurmctld", "munged")
         for name in (*(name for name in self._daemons if name not in last), *last):
@@ -102,7 +105,7 @@ class SlurmCluster:
         shutil.rmtree(self.place)
 
     def wait_idle(self, nodes: int) -> None:
-        """Waits until so many nodes have nothing to do."""
+        """Wait until that many nodes are idle."""
         count = ("sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D")
         self._wait_for(lambda: self.run(*count).stdout.split() == [str(nodes)], f"there are no {nodes} idle nodes")
 
@@ -131,16 +134,18 @@ class SlurmCluster:
         return f"{self.place}/n{number}"
 
     def _processes_of(self, number: int) -> Iterator[psutil.Process]:
-        """Its daemons have our mark; what they run for a job has the job's own environment, with the node's name."""
+        """Yield a node's processes: daemons have our mark, processes of jobs have the node's name
+        in their environment.
+        """
         yield from with_variable(**{NODE: self._mark(number)})
         for process in with_variable(SLURMD_NODENAME=f"n{number}", SLURM_CONF=self.environment["SLURM_CONF"]):
             yield process
-            with contextlib.suppress(psutil.Error):  # who watches it for Slurm has written over its own environment
+            with contextlib.suppress(psutil.Error):  # slurmstepd has overwritten its own environment
                 yield from (parent for parent in process.parents() if parent.name() == "slurmstepd")
 
     # -- jobs ------------------------------------------------------------------------------------------------
     def run(self, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command of Slurm's to its end."""
+        """Run one of Slurm's commands to its end."""
         return subprocess.run(
             argv,
             cwd=self.place,
@@ -153,7 +158,7 @@ class SlurmCluster:
         )
 
     def start_command(self, *argv: str, **more: str) -> subprocess.Popen[str]:
-        """Starts one, whose output is read from its pipe."""
+        """Start one of Slurm's commands, with its output in a pipe."""
         return subprocess.Popen(
             argv,
             cwd=self.place,
@@ -165,28 +170,28 @@ class SlurmCluster:
         )
 
     def submit(self, script: Path, *options: str, **more: str) -> str:
-        """Number of a new batch job, which prints to job_output()."""
+        """Submit a batch job and return its number. It prints to `job_output()`."""
         done = self.run("sbatch", "--parsable", f"--output={self.place}/job-%j.out", *options, str(script), **more)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip().partition(";")[0]
 
     def job_output(self, job: str) -> str:
-        """What its script has printed, in all its starts."""
+        """Return what the job's script has printed in all its starts."""
         with contextlib.suppress(FileNotFoundError):
             return (self.place / f"job-{job}.out").read_text()
         return ""
 
     def describe_job(self, job: str) -> dict[str, str]:
-        """Fields of `scontrol show job`: JobState, Restarts, ExitCode, NodeList and the like."""
+        """Return the fields of `scontrol show job`: JobState, Restarts, ExitCode, NodeList and so on."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "show", "job", job).stdout))
 
     def wait_job(self, job: str, states: Sequence[str] | frozenset[str] = ENDED) -> dict[str, str]:
-        """Waits until the job is in one of `states`; its fields then."""
+        """Wait until the job is in one of `states`. Return its fields."""
         self._wait_for(lambda: self.describe_job(job).get("JobState") in states, f"job {job} is in none of {states}")
         return self.describe_job(job)
 
     def start_requeued(self, job: str) -> None:
-        """Waits until a job is requeued for the first time, and spares it the two minutes that it then has to wait, if it has."""
+        """Wait until a job is first requeued, and spare it the two minutes that Slurm may make it wait."""
 
         def is_requeued() -> bool:
             said = self.describe_job(job)
@@ -194,7 +199,8 @@ class SlurmCluster:
 
         self._wait_for(is_requeued, f"job {job} is not requeued")
         if self.describe_job(job)["Reason"] == "BeginTime":
-            # Not `now`: within the second of its requeue the nodes refuse whatever has the job's number, and it fails.
+            # Not `now`: within a second of the requeue, nodes refuse anything with the job's
+            # number, and the job fails.
             update = self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
             assert update.returncode == 0, update.stderr
 

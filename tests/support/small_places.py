@@ -1,4 +1,6 @@
-"""A run in a small place: `launched(…, within=small_filesystem(…))` or `within=in_cgroup(…)`.  Takes the rights of root."""
+"""Run in a small filesystem or in a cgroup: `within=small_filesystem(…)` or `within=in_cgroup(…)`.
+Both need root.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 
 def small_filesystem(place: Path | str, size: int, filler: int = 0) -> tuple[str, ...]:
-    """`place` is a filesystem of the run's own, of `size` bytes; `filler` of them are taken by a file of that name."""
+    """Mount a filesystem of `size` bytes at `place` for the run alone. A file `filler` takes that many of them."""
     return (__file__, "mount", str(place), str(size), str(filler))
 
 
 def in_cgroup(cgroup: Path) -> tuple[str, ...]:
-    """The run, with all that it starts, is in that one."""
+    """Put the run and everything it starts into that cgroup."""
     return (__file__, "join", str(cgroup))
 
 
 def mount(place: str, size: str, filler: str) -> None:
-    """In this process, and what it starts, alone."""
+    """Mount it for this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(CLONE_NEWNS))
     _check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
@@ -31,7 +33,7 @@ def mount(place: str, size: str, filler: str) -> None:
 
 
 def join(cgroup: str) -> None:
-    Path(cgroup, "cgroup.procs").write_text("0")  # whoever writes it
+    Path(cgroup, "cgroup.procs").write_text("0")  # 0 is the process that writes
 
 
 def _check(result: int) -> None:

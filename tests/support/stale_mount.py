@@ -1,4 +1,4 @@
-"""A directory on a filesystem of its own, whose handles go stale when a test says so.  Takes the rights of root, and /dev/fuse."""
+"""Mount a filesystem whose handles go stale when a test says so. It needs root and /dev/fuse."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ END_S_MAX = 30.0
 
 
 class StaleMount:
-    """The filesystem, as long as it is mounted."""
+    """The filesystem while it is mounted."""
 
     def __init__(self, directory: Path) -> None:
-        """OSError if it cannot be mounted, with what the kernel says of that."""
+        """Mount it. Raises OSError with the kernel's reason if that fails."""
         self.directory = directory
         command = [sys.executable, stale_server.__file__, str(directory)]
         pipe = subprocess.PIPE
@@ -33,27 +33,27 @@ class StaleMount:
             raise OSError(said.strip().rpartition("\n")[2])
 
     def make_stale(self) -> None:
-        """From now on all that is open there, or was looked at, is stale; what is opened anew is not."""
+        """Make every handle that is open or was looked up stale. Handles opened from now on work."""
         self._ask("stale")
 
     def lose(self) -> None:
-        """Nothing is found there any more, and all that is asked says that it is stale."""
+        """Make the whole mount stale: nothing is found there any more."""
         self._ask("lose")
 
     def find(self) -> None:
-        """All is there again; what was open stays stale."""
+        """Bring the mount back. Handles that were open stay stale."""
         self._ask("find")
 
     def make_stale_at(self, text: str) -> None:
-        """The same in the middle of the next write to a file whose path has `text` in it."""
+        """Do `make_stale` in the middle of the next write to a file whose path contains `text`."""
         self._ask(f"stale-at {text}")
 
     def replace_files(self) -> None:
-        """From now on each file is replaced once after it was opened, and before it is read."""
+        """From now on, replace each file once between its opening and its first read."""
         self._ask("replace")
 
     def met_by(self, pid: int) -> set[str]:
-        """The calls of that process that have found something stale."""
+        """Return the calls of that process that met a stale handle."""
         return set(json.loads(self._ask("met")).get(str(pid), ()))
 
     def _ask(self, word: str) -> str:
@@ -71,7 +71,7 @@ class StaleMount:
         return pipe
 
     def close(self) -> None:
-        """Whatever is still open there fails from now on; the directory is as it was, with all that has been written."""
+        """Unmount. Open handles fail from now on; the directory keeps all that was written."""
         try:
             _, said = self._server.communicate(timeout=END_S_MAX)
             assert not self._server.returncode, f"the filesystem has ended: {said}"
@@ -93,7 +93,7 @@ def stale_mount(directory: Path) -> Iterator[StaleMount]:
 
 @functools.cache
 def why_not() -> str:
-    """Why there can be no such filesystem here; "" if there can."""
+    """Return why such a filesystem cannot be mounted here, or "" if it can."""
     with tempfile.TemporaryDirectory() as directory:
         try:
             StaleMount(Path(directory)).close()

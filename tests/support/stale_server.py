@@ -1,14 +1,20 @@
-"""A filesystem in user space whose handles go stale when somebody says so, as those of an NFS client do.
+"""Serve a filesystem in user space whose handles go stale on request, as an NFS client's do.
 
-Run by stale_mount.py as a process of its own: `stale_server.py DIRECTORY` mounts over DIRECTORY what lies in it, and takes the rights of root.  It
-hears lines on standard input, and answers each with one.  `stale`: all that was looked up or opened until now fails with ESTALE
-from now on, for good; what is looked up anew is as ever, as after the server of an NFS has replaced its export.  `replace`: the first read of
-each file from now on is stale, as if another machine had replaced the file since it was opened.  `stale-at TEXT`: all is, once a file is
-written to whose path has TEXT in it.  `lose`: whatever is asked for is stale, until `find`, which stands for a mount that is made anew.  `met`: which processes have
-met a stale handle, and in which calls, as JSON.  Once standard input is closed it unmounts, and ends.
+stale_mount.py runs it as a process of its own. `stale_server.py DIRECTORY` mounts the contents of
+DIRECTORY over itself; it needs root. It reads one request a line from standard input and answers
+each with a line:
 
-It speaks the kernel's protocol itself (linux/fuse.h): the kernel asks for the attributes of an open file by its inode alone, and the
-libraries that serve paths give a path one inode for good, so that with them no `fstat` would be stale.
+* `stale`: handles that were looked up or opened until now fail with ESTALE for good. New ones work, as after an NFS server has replaced its export.
+* `replace`: the first read of each file from now on is stale, as if another machine had replaced the file since it was opened.
+* `stale-at TEXT`: like `stale`, at the next write to a file whose path contains TEXT.
+* `lose`: everything is stale until `find`, which stands for a new mount.
+* `met`: print as JSON which processes have met a stale handle, and in which calls.
+
+It unmounts and exits when standard input is closed.
+
+It speaks the kernel's protocol itself (linux/fuse.h). The kernel asks for the attributes of an open
+file by inode alone, and the FUSE libraries that serve paths keep one inode for a path, so with them
+no `fstat` would ever be stale.
 """
 
 from __future__ import annotations
@@ -25,12 +31,12 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-ROOT = 1  # the node of the directory itself, which is never stale
+ROOT = 1  # the directory itself, which is never stale
 WRITE_BYTES_MAX = 2**17
-NAMES_BYTES_MAX = 2**14  # what else a request may hold
+NAMES_BYTES_MAX = 2**14  # room for the rest of a request
 MNT_DETACH = 2
-DIRECT_IO = 1  # of an open file: each read and write comes to us
-MODE, OWNER, GROUP, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256  # of SETATTR
+DIRECT_IO = 1  # on an open file: each read and write reaches us
+MODE, OWNER, GROUP, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256  # for SETATTR
 MAJOR, MINOR = 7, 31
 
 IN = struct.Struct("<IIQQIIIHH")
@@ -38,8 +44,8 @@ OUT = struct.Struct("<IiQ")
 INIT = struct.Struct("<4I2H2I36x")
 ATTRIBUTES = struct.Struct("<6Q10I")
 SET_ATTRIBUTES = struct.Struct("<II6Q8I")
-HANDLE_AND_RANGE = struct.Struct("<QQI")  # how a read, a write and a look into a directory begin
-RANGE_BYTES = 40  # of all of that
+HANDLE_AND_RANGE = struct.Struct("<QQI")  # the head of a read, a write and a directory read
+RANGE_BYTES = 40  # the size of that head
 
 
 class Op(IntEnum):
@@ -77,7 +83,7 @@ NEVER_STALE = UNANSWERED | {Op.INIT, Op.DESTROY, Op.RELEASE, Op.RELEASEDIR}
 
 
 class Node:
-    """What a name has led to; the kernel counts how often it was told of it."""
+    """A file that the kernel has looked up. The kernel counts its lookups."""
 
     def __init__(self, fd: int, key: tuple[int, int, int]) -> None:
         self.fd, self.key, self.count = fd, key, 0
@@ -88,21 +94,23 @@ class Node:
 
     @property
     def path(self) -> Path:
-        """Leads to this very file, whatever its name is by now."""
+        """Return a path to this very file, whatever its name is now."""
         return Path(f"/proc/self/fd/{self.fd}")
 
 
 class Passthrough:
-    """The calls: each takes a node and what the request holds, and returns the answer.  OSError is answered as such."""
+    """The file calls. Each takes a node and the request's data and returns the answer. OSError
+    becomes the error code.
+    """
 
     def __init__(self, directory: str) -> None:
         self.epoch = 0
         root = Node(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), (0, 0, 0))
         self.nodes, self._numbers, self._newest = {ROOT: root}, dict[tuple[int, int, int], int](), ROOT
         self.is_lost = False  # the root is stale, too
-        self.stale_at = ""  # in the path of a file: the next write to it finds all stale
-        self.seen: set[tuple[int, int, int]] | None = None  # of files that are replaced; None: none is
-        self._listings = dict[int, list[tuple[bytes, int, int]]]()  # of the open directories, by their descriptors
+        self.stale_at = ""  # the next write to a file with this in its path makes all handles stale
+        self.seen: set[tuple[int, int, int]] | None = None  # files already replaced; None: replace none
+        self._listings = dict[int, list[tuple[bytes, int, int]]]()  # the open directories by descriptor
         self.calls: dict[Op, Callable[[Node, bytes], bytes]] = {
             Op.INIT: lambda node, data: INIT.pack(MAJOR, MINOR, 0, 0, 0, 0, WRITE_BYTES_MAX, 1),
             Op.LOOKUP: lambda node, data: self._entry(node, data.rstrip(b"\0")),
@@ -131,7 +139,7 @@ class Passthrough:
         }
 
     def node(self, number: int) -> Node:
-        """OSError (ESTALE) if it was told before the handles went stale."""
+        """Return a node. Raises OSError (ESTALE) if it was looked up before the handles went stale."""
         node = self.nodes[number]
         if self.is_lost or (number != ROOT and node.epoch != self.epoch):
             raise _stale()
@@ -146,7 +154,7 @@ class Passthrough:
 
     # -- names ---------------------------------------------------------------------------------------------
     def _entry(self, parent: Node, name: bytes) -> bytes:
-        """Valid for no time at all, so that the kernel asks each time."""
+        """Look up a name. The entry expires at once, so that the kernel asks each time."""
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent.fd)
         there = os.fstat(fd)
         key = (self.epoch, there.st_dev, there.st_ino)
@@ -263,11 +271,11 @@ class Passthrough:
 
 
 class Server:
-    """Hears the kernel and whoever has started it, one request after the other."""
+    """Answers the kernel and the process that started it, one request after the other."""
 
     def __init__(self, directory: str) -> None:
         self._directory, self._files = directory, Passthrough(directory)
-        self._met = dict[int, set[str]]()  # the calls of each process that have met a stale handle
+        self._met = dict[int, set[str]]()  # by process, the calls that met a stale handle
         self._buffer = memoryview(bytearray(WRITE_BYTES_MAX + NAMES_BYTES_MAX))
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -307,7 +315,7 @@ class Server:
     def _answer_kernel(self) -> None:
         try:
             size = os.readv(self._device, [self._buffer])
-        except FileNotFoundError:  # who has asked was interrupted
+        except FileNotFoundError:  # the caller was interrupted
             return
         _, number, unique, node, _, _, thread, _, _ = IN.unpack_from(self._buffer)
         data, error, answer = bytes(self._buffer[IN.size : size]), 0, b""
@@ -367,7 +375,7 @@ def _pack(there: os.stat_result) -> bytes:
 
 
 def _process_of(thread: int) -> int:
-    """0 if it is gone."""
+    """Return the thread's process, or 0 if it is gone."""
     try:
         lines = Path(f"/proc/{thread}/status").read_text().splitlines()
     except OSError:

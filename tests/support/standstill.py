@@ -1,4 +1,4 @@
-"""A process that stands still before one of the disk's calls, for as long as something else happens, and goes on."""
+"""Freeze this process before one of its disk calls, run something else meanwhile, and let it go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from procsv.base.system import disk
 
 
 class Standstill:
-    """Stands in for the disk's calls: before the one of that number something happens, which takes minutes."""
+    """Replaces the disk calls. Before call number `at` it runs `happens`, which may take minutes."""
 
     def __init__(self, at: int, happens: Callable[[], None]) -> None:
         self._at, self._happens, self._real = at, happens, dict[str, Callable[..., Any]]()

@@ -1,4 +1,4 @@
-"""What every source of state must do, as assertions over one of any kind.  Imports no TensorFlow."""
+"""The contract of every state source, as assertions that work on any kind. It imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Values = dict[str, bytes]  # the state's bytes by key
 
 
 class Trained(Protocol):
-    """A model under test, and its source."""
+    """A model under test and its state source."""
 
     @property
     def source(self) -> StateSource: ...
 
     def train(self) -> None:
-        """One step, which changes all of the state in a way that depends on all of it."""
+        """Train one step, which changes all of the state depending on all of it."""
 
     def evaluate(self, within: Callable[[], None]) -> None:
-        """A call past the boundary that changes nothing, and calls `within` while it is under way."""
+        """Pass the boundary with a call that changes nothing, and call `within` during it."""
 
     def train_and_look(self, within: Callable[[], None]) -> None:
-        """A step that calls `within` while it is under way."""
+        """Train a step and call `within` during it."""
 
     def values(self) -> Values: ...
 
@@ -48,7 +48,7 @@ class Kind(Protocol):
     """Makes models of one kind."""
 
     def model(self, seed: int, more: bool = False) -> Trained:
-        """Another `seed` is another initial state; with `more` the state has an entry `more` besides."""
+        """Make a model. Another `seed` gives another initial state; `more` adds an entry `more` to the state."""
 
 
 @contextmanager

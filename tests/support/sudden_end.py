@@ -1,4 +1,4 @@
-"""The end of many processes at one blow, as a machine's: none of them sees another's, or has time to do anything."""
+"""End many processes at once, as the loss of a machine does: none sees another's end or has time to react."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ LOOK_S = 0.02
 
 
 def end_at_once(find: Callable[[], Iterable[psutil.Process]]) -> set[int]:
-    """Ends all that `find` finds, and what they start meanwhile; their pids.  Returns when they are gone."""
+    """Kill all processes that `find` finds and all that they start. Return their pids once they are gone."""
     found: dict[int, psutil.Process] = {}
     while new := {process.pid: process for process in find() if process.pid not in found}:
-        for process in new.values():  # none of them is to see another's end, nor to have children meanwhile
+        for process in new.values():  # stopped first, so that none sees another's end or starts a child
             with contextlib.suppress(psutil.Error):
                 process.suspend()
         found |= new
-    # Children first: the kernel has a stopped process group whose last parent dies go on, with a SIGHUP to act on.
+    # Children first: when its last parent dies, the kernel continues a stopped process group and
+    # sends SIGHUP.
     for process in sorted(found.values(), key=lambda one: (one.create_time(), one.pid), reverse=True):
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -33,7 +34,7 @@ def end_at_once(find: Callable[[], Iterable[psutil.Process]]) -> set[int]:
 
 
 def with_variable(**expected: str) -> Iterator[psutil.Process]:
-    """All processes with these variables in their environment."""
+    """Yield all processes with these variables in their environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             said = process.environ()
@@ -42,7 +43,7 @@ def with_variable(**expected: str) -> Iterator[psutil.Process]:
 
 
 def find_living(pids: Iterable[int]) -> list[psutil.Process]:
-    """Those of them that are there, for psutil to wait for; any may end while it is looked for."""
+    """Return the living processes among `pids` for psutil to wait for. Any may end during the search."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -51,7 +52,7 @@ def find_living(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still does anything; one that has ended may wait for its parent's word."""
+    """Return whether the process is running. A zombie that waits for its parent is not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,6 @@
-"""Checkpoint files as TensorFlow's own ops write them, from the tensors of a slot: what the bundle writer is held to."""
+"""Write checkpoint files from a slot's tensors with TensorFlow's own ops, as the reference for the
+bundle writer.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import tensorflow as tf
 from procsv.base.errors import PeerError
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
 
-# quantized types travel through the integer type of the same width, bit for bit
+# quantized types are written through the integer type of the same width, bit for bit
 _CARRIERS = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> None:
-    """Writes what Saver.save would have written for `prefix`."""
+    """Write what Saver.save would have written for `prefix`."""
     with tf.device("/cpu:0"):
         if not contents.sharded:
             _put(prefix, contents.shards[0], memory)

@@ -1,6 +1,7 @@
-"""A machine in memory, as the watchdog's event loop uses it: every port of its environment, over children that are objects.
+"""A machine in memory for the watchdog's event loop: every port of its environment, with objects
+for child processes.
 
-A subclass says how they start, end and beat.  What people would read, run or wait for is nothing here.
+A subclass says how children start, end and beat. Terminals, files and commands do nothing here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ChildT = TypeVar("ChildT", bound=Child)
 class MachineInMemory(Generic[ChildT]):
     is_live = False  # no status line is drawn
     is_busy = False  # no command of --on-event runs
-    stacks = ""  # of a process that has died
+    stacks = ""  # of a process that died
     taker = ""  # who has taken the lease of the logdir
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class MachineInMemory(Generic[ChildT]):
         self.standby_words: list[StandbySaid | Promoted | NotPromoted] = []
         self.disk_has_room = True
         self.asked: list[StopAsked | SignalCame] = []  # signals that have come
-        self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
+        self.dead: list[tuple[ChildT, Exit]] = []  # children with a readable pidfd
         self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
 
     def environment(
@@ -128,7 +129,7 @@ class MachineInMemory(Generic[ChildT]):
         asked, self.asked = self.asked, []
         return asked
 
-    # -- what they leave ---------------------------------------------------------------------------------------
+    # -- what processes leave -------------------------------------------------------------------------------------
     def read_heartbeats(self) -> dict[TaskId, Heartbeat]:
         beats = {task: self.beat_of(child) for task, child in self.children.items()}
         return {task: beat for task, beat in beats.items() if beat is not None}
@@ -149,7 +150,7 @@ class MachineInMemory(Generic[ChildT]):
 
     # -- the run's files --------------------------------------------------------------------------------------------
     def states(self) -> tuple[FileState, ...]:
-        """All is well."""
+        """Return no problem with the run's files."""
         return ()
 
     def has_room(self) -> bool:
@@ -158,9 +159,9 @@ class MachineInMemory(Generic[ChildT]):
     def restore(self, what: str, path: str) -> None:
         raise NotImplementedError
 
-    # -- what nobody needs here --------------------------------------------------------------------------------
+    # -- what does nothing here --------------------------------------------------------------------------------
     def _nothing(self, *_: object, **__: object) -> None:
-        """No files, no terminal, no commands, no plan of faults."""
+        """Do nothing: there are no files, terminal, commands or planned faults here."""
 
     reap_strays = show = follow = follow_heartbeat = stop_writing = clear = offer_event = run_commands = (
         inject_due_faults

@@ -1,9 +1,9 @@
-"""Surroundings of a run under test, where they are to be other than the test's own: a network, a mount, a cgroup, fewer rights.
+"""Change the surroundings of a run under test: its network, mounts, cgroup or rights.
 
     python -P within.py FILE FUNCTION ARG… -- COMMAND…
 
-calls a function of a file with texts, and becomes COMMAND.  The function changes this process, and returns what it changes of the
-environment, or None.
+calls FUNCTION of FILE with the arguments and then executes COMMAND. The function changes this
+process and returns its changes to the environment, or None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ END = "--"
 
 
 def go_within(within: Sequence[str], command: Sequence[str]) -> list[str]:
-    """What runs `command` there: `within` is FILE, FUNCTION and its arguments, or empty."""
+    """Return the command line that runs `command` within. `within` is FILE, FUNCTION and its
+    arguments, or empty.
+    """
     return [*((sys.executable, "-P", __file__, *within, END) if within else ()), *command]
 
 

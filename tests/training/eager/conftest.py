@@ -1,4 +1,4 @@
-"""Shared memory for snapshots, of each test alone."""
+"""Gives each test its own shared memory for snapshots."""
 
 from __future__ import annotations
 
