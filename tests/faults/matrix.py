@@ -9,7 +9,7 @@ from __future__ import annotations
 ROWS_IN_ALL = 85
 
 ALSO: dict[int, tuple[str, ...]] = {
-    1: ("run/test_survival.py::test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start",),
+    1: ("run/test_survival.py::test_a_kill_before_the_first_step_costs_only_the_start",),
     7: ("watchdog/core/test_run.py::test_training_that_is_done_ends_in_order_with_exit_code_0",),
     8: (
         "run/test_preemption.py::test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step",
@@ -21,13 +21,13 @@ ALSO: dict[int, tuple[str, ...]] = {
     ),
     16: (
         "run/test_refusals.py::"
-        "test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said",
+        "test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_with_its_last_words",
     ),
     17: (
         "checkpoint/test_checkpoint_process.py::test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room",
         "checkpoint/test_checkpoint_commit.py::"
         "test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_is_good",
-        "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
+        "run/test_bad_disk.py::test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on",
     ),
     18: (
         "checkpoint/test_checkpoint_power_loss.py::"
@@ -62,7 +62,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     ),
     32: ("ipc/messaging/test_zmq_transport.py::test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served",),
     35: (
-        "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
+        "run/test_bad_disk.py::test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on",
     ),
     37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_a_training_bit_identical",),
     38: (

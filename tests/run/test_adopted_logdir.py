@@ -1,4 +1,6 @@
-"""A launch without --logdir goes where the program says: one directory for checkpoints and events, found from both sides."""
+"""A launch without --logdir uses the directory that the program names, and the run is found from
+both directories.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_a_program_with_a_new_directory_at_each_start_goes_on_in_its_first_one_until_a_new_run_is_asked_for(
+def test_a_program_that_names_a_new_directory_at_each_start_resumes_in_its_first_until_asked_for_a_new_run(
     tmp_path: Path,
 ) -> None:
     train = ("PROGRAM", "monitored-new", ".", "300")
@@ -188,7 +190,7 @@ def names(*given: str, kind: str = "stays") -> tuple[str, ...]:
 
 
 @pytest.mark.fault
-def test_row_57_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_says_who_has_it(tmp_path: Path) -> None:
+def test_row_57_a_logdir_adopted_by_another_run_is_refused_and_the_error_names_that_run(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         with run_in(tmp_path, NAMES, *names("logs"), name="other") as other:
@@ -204,7 +206,7 @@ def test_row_57_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_s
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_row_57_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_logdir(tmp_path: Path) -> None:
+def test_row_57_the_leftovers_of_a_killed_watchdog_protect_its_adopted_logdir(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
@@ -244,7 +246,7 @@ def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_a
 
 
 @pytest.mark.fault
-def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tmp_path: Path) -> None:
+def test_a_program_given_another_directory_is_refused_with_the_option_to_use(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
         assert run.wait_end() == 0
     with run_in(tmp_path, NAMES, *names("more/of/it", kind="ends")) as run:
@@ -259,7 +261,7 @@ def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tm
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_row_57_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_the_run(tmp_path: Path) -> None:
+def test_row_57_a_program_that_deletes_its_directory_at_each_start_keeps_the_link_to_its_run(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="deletes")) as run:
         begun(run)
         run.kill("trainer")
@@ -283,7 +285,7 @@ step = tf1.train""",
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_begins_anew_after_its_end(
+def test_row_57_a_program_that_deletes_its_directory_resumes_after_a_stop_and_starts_over_after_its_end(
     tmp_path: Path,
 ) -> None:
     train = ("--drop-in", "PROGRAM", "supervisor", "logs")
@@ -320,7 +322,7 @@ def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_
 
 
 @pytest.mark.long
-def test_a_logdir_that_was_moved_with_its_run_or_copied_leads_where_it_should(tmp_path: Path) -> None:
+def test_a_logdir_moved_with_its_run_or_copied_leads_to_the_right_run(tmp_path: Path) -> None:
     here, there, copy = tmp_path / "here", tmp_path / "there", tmp_path / "copy"
     here.mkdir()
     with run_in(here, NAMES, *names("logs", kind="ends")) as run:

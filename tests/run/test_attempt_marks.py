@@ -1,4 +1,4 @@
-"""Marks of attempts in the event files of a program that was killed twice, as TensorBoard's own reader shows them."""
+"""TensorBoard shows the attempts of a program that was killed twice as marks in its event files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def train_through_kills(program: str, logdir: Path) -> Run:
     ],
     ids=["supervisor", "monitored", "loop", "fit"],
 )
-def test_tensorboard_shows_each_attempt_and_each_end_once_and_every_other_point_as_ever(
+def test_tensorboard_shows_each_attempt_and_end_once_and_all_other_points_unchanged(
     program: str, folder: str, loss: str, tmp_path: Path
 ) -> None:
     logdir = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A disk that is full for a while, a logdir that goes away or is read-only, and comes back: said, shown, survived."""
+"""A full disk and a lost or read-only logdir are reported, shown in `status` and survived."""
 
 import contextlib
 import os
@@ -32,7 +32,9 @@ def _set_modes(logdir: Path, mode: int) -> None:
 
 
 def _wait_saved_again(run: Launched, said_before: str) -> None:
-    """Whoever saw the end of it first has said so: a save that went well, or a look at the directory; then one is on disk."""
+    """Wait for "saved again", which a save or a look at the directory reports, and then for a
+    durable checkpoint.
+    """
     durable = len(run.events("checkpoint_durable"))
     run.wait_for("the end of it", lambda: "saved again" in run.said()[len(said_before) :])
     run.wait_event("checkpoint_durable", durable + 1)
@@ -40,7 +42,7 @@ def _wait_saved_again(run: Launched, said_before: str) -> None:
 
 
 @pytest.mark.long
-def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on(
+def test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on(
     tmp_path: Path,
 ) -> None:
     logdir, away = tmp_path / "logdir", tmp_path / "away"
@@ -90,7 +92,7 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
 
 
 @pytest.mark.long
-def test_a_run_that_ends_with_a_full_disk_names_the_step_in_memory_last_and_the_same_command_saves_it(
+def test_a_run_that_ends_on_a_full_disk_names_its_step_in_memory_and_the_same_command_saves_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)

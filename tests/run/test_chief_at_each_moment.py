@@ -1,4 +1,4 @@
-"""A chief that dies at the moments at which its model is neither lost nor whole, or a checkpoint of it neither written nor not."""
+"""A chief may die while its model is half restored or half saved, and no step is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def awaits_server(run: Launched, task: str) -> bool:
 
 
 @pytest.mark.long
-def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_marked_one_is_left_alone(
+def test_row_58_a_restored_model_without_its_mark_is_restored_again_and_a_marked_one_is_left_alone(
     tmp_path: Path,
 ) -> None:
     """The chief dies before its mark, in the next restore, and behind its mark; the worker, while it waits for the server."""
@@ -87,7 +87,7 @@ def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_
 
 
 @pytest.mark.long
-def test_row_59_a_chief_that_dies_while_a_checkpoint_is_written_costs_no_step_and_none_goes_back(
+def test_row_59_a_chief_that_dies_while_writing_a_checkpoint_costs_no_step_and_no_step_goes_backwards(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(TASK + SERVER + JOIN + MODEL + monitored(save_checkpoint_secs=1))

@@ -1,4 +1,4 @@
-"""With --consistent-snapshots no checkpoint mixes the steps of several tasks, or its manifest says that it does."""
+"""With --consistent-snapshots a checkpoint holds one step of all tasks, or its manifest says that it is mixed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read_saved(path: str, written_ns: int, manifest: Path) -> Saved:
 
 
 def check_saved(run: Launched) -> list[Saved]:
-    """The checkpoints that are kept: whoever does not say that it is mixed is of the one step of its name."""
+    """Return the kept checkpoints. Each one that does not say it is mixed must hold only the step in its name."""
     found = saved(run)
     for one in found:
         assert one.is_mixed or one.values == {one.step}, one
@@ -114,7 +114,7 @@ def check_saved(run: Launched) -> list[Saved]:
 
 
 def wait_saved(run: Launched, is_mixed: bool, after: int) -> Saved:
-    """A checkpoint of a step after that one, of which its manifest says so."""
+    """Wait for a checkpoint after that step whose manifest says `is_mixed`, and return it."""
     found: list[Saved] = []
 
     def is_there() -> bool:
@@ -131,7 +131,7 @@ def standing_at(run: Launched) -> int:
     return int(said[1]) if said else -1
 
 
-def test_a_checkpoint_is_of_one_step_of_all_tasks_unless_it_says_that_it_is_mixed(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_one_step_of_all_tasks_unless_it_says_that_it_is_mixed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options: tuple[Any, ...] = ("--workers", "2", "--ps", "2", "--consistent-snapshots", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "--drop-in", "train.py", cwd=tmp_path, standby=None) as run:

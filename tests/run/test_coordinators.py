@@ -1,4 +1,6 @@
-"""ParameterServerStrategy, SyncReplicasOptimizer and a Supervisor's replicas: a program each under one launch; tasks are killed."""
+"""ParameterServerStrategy, SyncReplicasOptimizer and a Supervisor's replicas reach their end though
+their tasks are killed.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,7 @@ while should_retry:
 )
 
 
-def test_a_coordinator_loses_a_worker_and_a_server_and_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_coordinator_that_loses_a_worker_and_a_server_completes(tmp_path: Path) -> None:
     """Workers and servers are servers that join; the chief is the coordinator, whose state is saved by its manager."""
     (tmp_path / "train.py").write_text(COORDINATOR)
     options = ("--workers", "2", "--ps", "1", "--drop-in")
@@ -152,7 +154,7 @@ def test_a_coordinator_loses_a_worker_and_a_server_and_comes_to_its_end(tmp_path
         assert "all steps" in text_of(run, "chief")
 
 
-def test_replicas_of_the_shape_of_slims_come_to_their_end_through_the_death_of_each(tmp_path: Path) -> None:
+def test_replicas_as_slim_makes_them_complete_though_each_is_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLIM)
     options = ("--workers", "2", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
@@ -168,7 +170,7 @@ def test_replicas_of_the_shape_of_slims_come_to_their_end_through_the_death_of_e
         assert run.events("run_completed")[0]["step"] >= 600
 
 
-def test_sync_replicas_go_on_with_each_step_after_the_death_of_worker_and_chief(tmp_path: Path) -> None:
+def test_sync_replicas_continue_after_the_deaths_of_a_worker_and_the_chief(tmp_path: Path) -> None:
     """Each step needs both replicas: who waits for the other's gradients is no hang, and nothing is lost."""
     (tmp_path / "train.py").write_text(SYNC)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
@@ -190,7 +192,7 @@ def test_sync_replicas_go_on_with_each_step_after_the_death_of_worker_and_chief(
         assert {entry["cause"] for entry in run.events("exited")} <= {"killed", "stopped", "completed"}
 
 
-def test_the_end_of_the_queue_that_steps_wait_at_is_no_crash_where_the_run_is_stopped(tmp_path: Path) -> None:
+def test_closing_the_queue_that_steps_wait_at_is_no_crash_when_the_run_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SYNC_LOOP)
     options = ("--workers", "1", "--ps", "1", "--drop-in")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path) as run:

@@ -1,4 +1,4 @@
-"""The example of a custom loop under `procsv launch`: killed, stopped and started again, it ends with the same bits."""
+"""The custom loop example ends with the same bits when it is killed, stopped and launched again."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_one_that_was_no
         # From its checkpoint where it was killed again before there was another snapshot.
         assert [entry["source"] for entry in recovered[:2]] == ["fresh", "memory"]
         assert "fresh" not in [entry["source"] for entry in recovered[1:]]
-        stopped = run.events("stopped")[0]  # whatever its last checkpoint was made for, it is that of its last step
+        stopped = run.events("stopped")[0]  # its last checkpoint is of its last step, whatever caused it
         assert recovered[4]["step"] == stopped["durable_step"] == stopped["step"] >= 450

@@ -1,4 +1,4 @@
-"""A parameter server that is cut off from the others by the network: they get no error, and none is ended for it."""
+"""When the network cuts off a parameter server, the other tasks see no error and none is ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENT_AGAIN = 5  # times, each after twice as long as the one before: six seconds
 
 
 @pytest.mark.long
-def test_row_65_a_server_that_is_cut_off_for_seconds_ends_nobody_and_at_a_stop_holds_up_no_way_out(
+def test_row_65_a_server_cut_off_for_seconds_ends_no_task_and_does_not_delay_a_stop(
     tmp_path: Path,
 ) -> None:
     if why := own_network.why_not():

@@ -1,4 +1,4 @@
-"""A program whose place in the input is part of its state trains, killed or not, with each element once and in its order."""
+"""A program whose input position is part of its state trains on each element once and in order, killed or not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_shuffled_pipeline_goes_on_with_the_very_next_element_after_a_kill_and
     assert int(digest) == digest_of(int(steps))
 
 
-def test_an_iterator_that_the_session_would_begin_anew_is_refused_with_what_to_do() -> None:
+def test_an_iterator_that_the_session_would_restart_is_refused_with_what_to_do() -> None:
     with tf.Graph().as_default():
         iterator = tf1.data.make_initializable_iterator(tf1.data.Dataset.range(10))
         with pytest.raises(UserError, match="make_one_shot_iterator"):

@@ -1,4 +1,4 @@
-"""docs/deploy: what systemd is told by a real run, and the files run as they stand, over a program that trains NumPy arrays."""
+"""The files in docs/deploy run as they stand, and a real run notifies systemd."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def unit() -> configparser.SectionProxy:
     return parser["Service"]
 
 
-def test_systemd_is_told_of_the_first_step_of_progress_of_life_and_of_the_end(tmp_path: Path, manager: Manager) -> None:
+def test_systemd_is_notified_of_readiness_progress_liveness_and_the_end(tmp_path: Path, manager: Manager) -> None:
     address = str(Path(os.environ["XDG_RUNTIME_DIR"]) / "notify")
     args = (PROGRAM, str(10**6), "0.01")
     with launched(tmp_path / "logdir", *args, cwd=ROOT, NOTIFY_SOCKET=address, WATCHDOG_USEC="2000000") as run:
@@ -90,7 +90,7 @@ def test_systemd_is_told_of_the_first_step_of_progress_of_life_and_of_the_end(tm
     assert any(re.fullmatch(r"STATUS=stopped at step \d+, step \d+ on disk", line) for line in manager.told)
 
 
-def test_a_complete_run_that_the_manager_starts_again_is_ready_and_has_ended_well(
+def test_a_complete_run_that_the_manager_starts_again_reports_ready_and_succeeds(
     tmp_path: Path, manager: Manager
 ) -> None:
     address = str(Path(os.environ["XDG_RUNTIME_DIR"]) / "notify")
@@ -102,14 +102,14 @@ def test_a_complete_run_that_the_manager_starts_again_is_ready_and_has_ended_wel
     assert manager.told[:2] == ["READY=1", "STOPPING=1"]
 
 
-def test_a_manager_that_is_gone_or_meant_for_another_process_disturbs_nothing(tmp_path: Path) -> None:
+def test_a_manager_that_is_gone_or_belongs_to_another_process_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('done')")
     nobody, program = str(tmp_path / "nobody"), str(tmp_path / "train.py")
     with launched(tmp_path / "logdir", program, NOTIFY_SOCKET=nobody, WATCHDOG_USEC="x", WATCHDOG_PID="1") as run:
         assert run.wait_end() == 0
 
 
-def test_the_unit_gives_a_stop_its_time_and_restarts_what_a_restart_can_help(tmp_path: Path) -> None:
+def test_the_unit_gives_a_stop_time_and_restarts_only_when_a_restart_can_help(tmp_path: Path) -> None:
     service = unit()
     argv = shlex.split(service["ExecStart"])
     assert Path(argv[0]).name == "procsv"
@@ -148,7 +148,7 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path: Path) -> None:
 
 
 # -- Docker ------------------------------------------------------------------------------------------------------
-def test_the_command_of_the_image_runs_and_the_file_says_how_to_give_it_shared_memory(tmp_path: Path) -> None:
+def test_the_images_command_runs_and_its_file_says_how_to_give_it_shared_memory(tmp_path: Path) -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     said = dict(re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE))
     argv = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]
@@ -167,7 +167,7 @@ def test_the_command_of_the_image_runs_and_the_file_says_how_to_give_it_shared_m
 
 # -- Slurm -------------------------------------------------------------------------------------------------------
 def start_job(place: Path, **env: str) -> subprocess.Popen[str]:
-    """train.sbatch in `place`, with a scontrol that writes down what it is told."""
+    """Run train.sbatch in `place` with a scontrol that records its arguments."""
     tools = place / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(place / "told"))}\n')
@@ -185,7 +185,7 @@ def start_job(place: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_slurm_job_that_is_told_of_its_time_limit_saves_requeues_itself_and_resumes_to_the_end(
+def test_a_slurm_job_notified_of_its_time_limit_saves_requeues_itself_and_completes(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)

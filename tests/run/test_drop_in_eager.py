@@ -1,4 +1,4 @@
-"""Programs of Keras and of TensorFlow 2 that do not know procsv, under `procsv launch --drop-in`."""
+"""`procsv launch --drop-in` supervises Keras and TensorFlow 2 programs that do not know procsv."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_
 
 
 @pytest.mark.long
-def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_with_the_same_bits(
+def test_a_loop_with_a_checkpoint_manager_resumes_from_its_newest_save_and_ends_with_the_same_bits(
     program: Path, tmp_path: Path
 ) -> None:
     wanted = ends_alone(program, "loop", tmp_path / "alone")
@@ -206,7 +206,7 @@ print("saved by", tf_keras.fit(sys.argv[1]).__module__, flush=True)
 
 
 @pytest.mark.long
-def test_tf_keras_and_its_own_managers_are_left_alone_which_is_said_once(tmp_path: Path) -> None:
+def test_tf_keras_and_its_own_managers_are_left_alone_with_one_message(tmp_path: Path) -> None:
     (tmp_path / "tf_keras.py").write_text(LEGACY)
     (tmp_path / "train.py").write_text(LEGACY_PROGRAM)
     backup = tmp_path / "run" / "backup"
@@ -249,7 +249,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_of_two_managers_the_one_that_the_program_resumes_from_is_supervised_and_its_saves_are_counted(
+def test_the_manager_that_the_program_resumes_from_is_supervised_and_its_saves_are_counted(
     loop: Path, tmp_path: Path
 ) -> None:
     logdir = tmp_path / "run"
@@ -269,9 +269,7 @@ def test_of_two_managers_the_one_that_the_program_resumes_from_is_supervised_and
 
 
 @pytest.mark.long
-def test_a_program_that_saves_and_never_restores_is_said_to_begin_from_the_beginning(
-    loop: Path, tmp_path: Path
-) -> None:
+def test_a_program_that_saves_but_never_restores_is_warned_that_it_starts_over(loop: Path, tmp_path: Path) -> None:
     logdir = tmp_path / "run"
     with launched(logdir, *QUICK, str(loop), "forgets", str(logdir / "models")) as run:
         wait_said(run, "saved 20")
@@ -323,7 +321,7 @@ while step < 20:
 
 @pytest.mark.parametrize("way", ["unchanged", "ours"])
 @pytest.mark.long
-def test_a_program_whose_iterator_tensorflow_cannot_save_is_told_so_early_and_is_not_started_twice(
+def test_a_program_whose_iterator_tensorflow_cannot_save_is_warned_early_and_not_started_twice(
     way: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(GENERATOR)
@@ -369,7 +367,7 @@ print("supervised", manager._is_supervised, "newest", path, flush=True)
 
 
 @pytest.mark.long
-def test_a_cell_that_is_interrupted_and_run_again_goes_on_from_its_last_save(tmp_path: Path) -> None:
+def test_a_cell_that_is_interrupted_and_run_again_resumes_from_its_last_save(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text(CELLS)
     logdir = tmp_path / "run"
     with launched(logdir, *QUICK, str(tmp_path / "cells.py"), str(logdir)) as run:
@@ -401,7 +399,7 @@ if not os.path.exists(sys.argv[1] + "/again"):
 
 
 @pytest.mark.long
-def test_of_a_program_that_restores_from_elsewhere_procsv_does_not_say_that_it_restored_nothing(tmp_path: Path) -> None:
+def test_a_program_that_restores_from_elsewhere_is_not_warned_that_it_restored_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELSEWHERE)
     logdir = tmp_path / "run"
     with launched(logdir, *QUICK, str(tmp_path / "train.py"), str(logdir)) as run:

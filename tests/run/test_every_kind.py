@@ -1,7 +1,8 @@
-"""Whatever a variable is like, what a restart gives it is what it was, bit for bit: from memory, and from disk.
+"""A restart gives every kind of variable its value back, bit for bit, from memory and from disk.
 
-The size is for a machine that tests. PROCSV_TEST_SMALL=10000 and PROCSV_TEST_MB=4300 are the sizes of the promise (one
-variable over 2**32 bytes, ten thousand little ones); they take some 23 GB of memory, PROCSV_TEST_DEADLINE=300, and minutes.
+The default size suits test machines. PROCSV_TEST_SMALL=10000 and PROCSV_TEST_MB=4300 give the
+promised size (one variable over 2**32 bytes, ten thousand little ones); that takes some 23 GB of
+memory, PROCSV_TEST_DEADLINE=300, and minutes.
 """
 
 import os

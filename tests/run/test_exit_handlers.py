@@ -1,4 +1,6 @@
-"""Exit handlers of what a standby has imported are its own: its forks find what it has made, and it cleans up behind the last one."""
+"""Exit handlers of a standby's imports run only in the standby: forks can use what they made, and
+the last fork leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ sys.exit(75 if last < 80 else 0)
 """
 
 
-def test_forks_leave_what_imports_have_made_and_the_standby_removes_it_behind_them(tmp_path: Path) -> None:
+def test_forks_keep_what_imports_created_and_the_standby_removes_it_after_them(tmp_path: Path) -> None:
     installed, place = tmp_path / "site-packages", tmp_path / "tmp"
     installed.mkdir()
     place.mkdir()

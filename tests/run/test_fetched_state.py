@@ -1,4 +1,4 @@
-"""A task of another machine that has to restore fetches what the chief has in memory; where that fails, it reads the checkpoint."""
+"""A task on another machine restores from the chief's memory, or from the checkpoint where that fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sources(run: Launched, task: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
+def test_a_task_on_another_machine_restores_without_a_checkpoint(tmp_path: Path) -> None:
     stuck = f"checkpoint.before_ack=1*await({tmp_path}/open)"  # the disk, in the first save
     with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=stuck) as run:
         chief = run.launch_all()
@@ -56,7 +56,7 @@ def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+def test_row_77_a_transfer_that_is_damaged_or_stops_midway_is_replaced_by_the_checkpoint(tmp_path: Path) -> None:
     faults = "sender.piece=1*torn->1*kill"
     with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=faults) as run:
         chief = run.launch_all()
@@ -79,7 +79,7 @@ def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_t
 
 
 @pytest.mark.long
-def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_half_that_anybody_starts_from(
+def test_row_77_no_task_starts_from_half_a_transfer_of_a_coordinator_whose_machine_died(
     tmp_path: Path,
 ) -> None:
     timeouts = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "90")
@@ -106,7 +106,7 @@ def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_
 
 
 @pytest.mark.long
-def test_what_a_launch_that_was_killed_had_fetched_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_the_next_launch_removes_what_a_killed_launch_had_fetched(tmp_path: Path) -> None:
     with machines(tmp_path, ("chief", "worker.0")) as run:
         make_id(run.logdir / "procsv")
         places, worker = find_paths(run.logdir), TaskId("worker", 0)

@@ -1,4 +1,4 @@
-"""Two tasks that train in step under one launch: whatever becomes of one, both are started again, and end with the same bits."""
+"""When one of two tasks that train in step fails, both restart and end with the same bits."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def wait_snapshot(run: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_left_alone(tmp_path: Path) -> None:
+def test_row_60_a_gang_restarts_as_one_and_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         wait_formed(run, 1)
@@ -172,7 +172,7 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
 
 
 @pytest.mark.long
-def test_row_60_a_gang_begins_again_after_the_death_of_its_first_an_exception_and_a_lack_of_memory(
+def test_row_60_a_gang_restarts_after_the_death_of_its_chief_an_exception_and_running_out_of_memory(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(ENDS_BY_ORDER)
@@ -205,7 +205,7 @@ def test_row_60_a_gang_begins_again_after_the_death_of_its_first_an_exception_an
 
 
 @pytest.mark.long
-def test_the_example_of_replicas_in_step_ends_with_the_same_digest_after_a_kill(tmp_path: Path) -> None:
+def test_the_replicas_example_ends_with_the_same_digest_after_a_kill(tmp_path: Path) -> None:
     program = ("procsv.examples.keras_replicas", "--steps", "120")
     with launched(tmp_path / "run", *OPTIONS, *program, "--step-ms", "40", standby=None) as run:
         run.wait_event("gang_formed", 1)

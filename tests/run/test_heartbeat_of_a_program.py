@@ -1,4 +1,4 @@
-"""What a trainer shows in its heartbeat: a step that is under way, the program's own code, and the program's end."""
+"""A trainer's heartbeat shows a step under way, the program's own code and the program's end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seen(run: Launched) -> Heartbeat:
     return beat
 
 
-def test_a_trainer_shows_where_a_step_is_under_way_and_is_complete_only_when_its_last_training_has_ended(
+def test_a_heartbeat_shows_a_step_under_way_and_is_complete_only_after_the_last_training(
     tmp_path: Path,
 ) -> None:
     program = tmp_path / "train.py"

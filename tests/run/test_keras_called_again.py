@@ -1,4 +1,4 @@
-"""A program that calls `fit` again after an exception, under `procsv launch`: the fit goes on, also when the second call is killed."""
+"""A fit continues when the program calls `fit` again after an exception, even if the second call is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The Keras example under `procsv launch`: killed, preempted and launched again, it ends with the same bits and does nothing twice."""
+"""The Keras example ends with the same bits, and does nothing twice, when it is killed, preempted
+and launched again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long evaluations of a fit: they are no hang, a notice in their middle loses nothing, and one can see where the fit is."""
+"""A long evaluation is no hang, loses nothing to a notice, and shows where the fit is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ending(run: Launched) -> str:
     return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
 
 
-def test_an_evaluation_that_gets_a_notice_is_made_again_and_no_batch_is_lost(tmp_path: Path) -> None:
+def test_an_evaluation_interrupted_by_a_notice_is_repeated_and_no_batch_is_lost(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM) as run:
         wanted = ending(run)
     with launched(tmp_path / "run", "--hang-timeout", "4s", PROGRAM, "--test-ms", "100") as run:

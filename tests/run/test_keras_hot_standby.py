@@ -1,4 +1,4 @@
-"""A hot standby of a fit has made a training step of its own: the next trainer traces nothing, and ends with the same bits."""
+"""A hot standby has already traced the fit: the next trainer traces nothing and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ending(said: str) -> str:
     return str(re.findall(r"digest ([0-9a-f]{16})", said)[-1])
 
 
-def test_a_fit_that_goes_on_in_a_hot_standby_is_not_traced_again_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_fit_that_continues_in_a_hot_standby_is_not_traced_again_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "go").touch()

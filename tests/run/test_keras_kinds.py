@@ -1,4 +1,4 @@
-"""Fits of many kinds under `procsv launch`, each killed at seeded batches: all end with the bits, and the History, of one that was not."""
+"""Fits of many kinds, killed at seeded batches, end with the bits and History of an undisturbed fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_a_fit_that_is_killed_ends_with_the_bits_of_one_that_was_not(
     assert kill_fit(tmp_path / "run", kind, wanted[kind], rng, KINDS[kind]) == []
 
 
-def test_the_replicas_of_a_mirrored_fit_go_on_from_a_checkpoint_on_disk(wanted: dict[str, str], tmp_path: Path) -> None:
+def test_the_replicas_of_a_mirrored_fit_resume_from_a_checkpoint_on_disk(
+    wanted: dict[str, str], tmp_path: Path
+) -> None:
     program = (str(Path(keras_kinds.__file__)), "mirrored")
     with launched(tmp_path / "run", *program, STANDS_AT="50") as run:
         run.wait_step(30)

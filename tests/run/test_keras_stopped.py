@@ -1,4 +1,4 @@
-"""A fit that stops because its run ends is not complete: the same command trains the rest of it, to the same end."""
+"""A fit that stops because its run ends is incomplete: the same command trains the rest and ends the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several fits in one program: after a crash each is known by its content, and one that had ended is not trained again."""
+"""After a crash, a program's fits are recognized by their content and a finished fit is not trained again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ending(run: Launched) -> str:
     return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
 
 
-def test_a_fit_that_has_ended_is_brought_to_its_end_after_a_crash_of_the_next_one(tmp_path: Path) -> None:
+def test_a_finished_fit_is_restored_to_its_end_after_the_next_one_crashes(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
         wanted = ending(run)
     with launched(tmp_path / "run", *QUICK, "--fault", "kill trainer at step 38", PROGRAM) as run:
@@ -45,7 +45,7 @@ def test_a_fit_that_has_ended_is_brought_to_its_end_after_a_crash_of_the_next_on
         assert run.said().count("fit, a batch") == batches
 
 
-def test_a_fit_that_is_resumed_at_its_very_end_is_an_ended_one_from_then_on(tmp_path: Path) -> None:
+def test_a_fit_resumed_at_its_very_end_counts_as_finished(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
         wanted = ending(run)
     kills = ("--fault", "kill trainer at step 21", "--fault", "kill trainer at step 38")
@@ -56,7 +56,7 @@ def test_a_fit_that_is_resumed_at_its_very_end_is_an_ended_one_from_then_on(tmp_
         assert run.said().count("first fit, a batch") == 20
 
 
-def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after_it(tmp_path: Path) -> None:
+def test_a_fit_that_has_changed_starts_over_and_so_do_the_fits_after_it(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick", "--epochs", "1") as run:
         wanted = ending(run)
     with launched(tmp_path / "run", *QUICK, PROGRAM, STANDS="1") as run:
@@ -72,7 +72,7 @@ def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after
         assert said.count("second fit, a batch") == 30
 
 
-def test_a_program_that_skips_the_folds_it_has_done_gets_no_other_folds_result(tmp_path: Path) -> None:
+def test_a_program_that_skips_finished_folds_never_gets_another_folds_result(tmp_path: Path) -> None:
     program = str(Path(keras_folds.__file__))
 
     def folds(name: str, *options: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_program_that_skips_the_folds_it_has_done_gets_no_other_folds_result(t
     assert folds("killed", *QUICK, *kills) == wanted
 
 
-def test_a_program_that_sets_no_seed_does_not_train_an_ended_fit_again(tmp_path: Path) -> None:
+def test_a_program_without_a_seed_does_not_train_a_finished_fit_again(tmp_path: Path) -> None:
     program = str(Path(keras_unseeded.__file__))
     with launched(tmp_path / "run", "--drop-in", *QUICK, "--fault", "kill trainer at step 30", program) as run:
         run.assert_completed()

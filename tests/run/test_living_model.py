@@ -1,4 +1,4 @@
-"""A chief that comes back to a model that lives on its servers: what workers have trained meanwhile is not undone."""
+"""A chief that comes back to a living model on its servers does not undo what the workers have trained."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Launched, tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("api", ["supervisor", "monitored"])
-def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores_one_that_is_not_whole_or_older(
+def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_incomplete_or_older(
     api: str, tmp_path: Path, cluster: tuple[Launched, tuple[str, str]]
 ) -> None:
     server, addresses = cluster

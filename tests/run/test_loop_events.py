@@ -1,4 +1,4 @@
-"""Points of tf.summary in a program's own loop, in the event files of a run whose trainer was killed."""
+"""Each tf.summary point of a custom loop is in the event files once, though its trainer was killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def wait_step(run: Launched, step: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["early", "late", "unchanged"])
-def test_each_point_of_a_loop_that_was_killed_twice_is_in_the_event_files_once(way: str, tmp_path: Path) -> None:
+def test_a_loop_that_was_killed_twice_has_each_point_in_its_event_files_once(way: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     logdir = tmp_path / "run"
     options = ("--drop-in",) if way == "unchanged" else ("--snapshot-secs", "0.3")

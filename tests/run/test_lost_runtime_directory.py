@@ -1,4 +1,4 @@
-"""A runtime directory that is swept under a live run, and one that is full: training, checkpoints and commands go on."""
+"""Training, checkpoints and commands go on when the runtime directory is swept or full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def saves_again(run: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the_runtime_directory_was_removed(
+def test_row_50_training_checkpoints_and_recovery_go_on_without_the_runtime_directory(
     tmp_path: Path,
 ) -> None:
     logdir = tmp_path / "logdir"
@@ -72,7 +72,7 @@ def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the
             assert "Traceback" not in log.read_text(), log
 
 
-def test_row_50_a_detached_run_does_not_depend_on_what_goes_at_the_last_logout(tmp_path: Path) -> None:
+def test_row_50_a_detached_run_needs_nothing_that_the_last_logout_removes(tmp_path: Path) -> None:
     logdir, login = tmp_path / "logdir", Path(os.environ["XDG_RUNTIME_DIR"])
     program = tmp_path / "idle.py"
     program.write_text("import signal\nsignal.pause()\n")
@@ -97,7 +97,7 @@ only_root_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can m
 
 
 def small(filler: int = 0) -> tuple[str, ...]:
-    """A filesystem of SMALL_BYTES for the runtime directory, of which `filler` are used."""
+    """Give the run a runtime directory of SMALL_BYTES, with `filler` of them used."""
     return small_filesystem(os.environ["XDG_RUNTIME_DIR"], SMALL_BYTES, filler)
 
 
@@ -125,7 +125,7 @@ def kill_until_delayed(run: Launched) -> int:
 
 
 @only_root_mounts
-def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+def test_row_52_a_full_runtime_directory_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with launched(logdir, *PROGRAM, cwd=ROOT, within=small(SMALL_BYTES - 2**12)) as run:
         assert run.wait_end() == 73
@@ -136,7 +136,7 @@ def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(
 
 @pytest.mark.long
 @only_root_mounts
-def test_row_52_a_runtime_directory_that_is_full_later_keeps_a_trainer_waiting_and_nothing_else(tmp_path: Path) -> None:
+def test_row_52_a_runtime_directory_that_fills_up_later_only_makes_a_trainer_wait(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     options = ("--standby", "off", "--backoff", "5s..5s")
     with launched(logdir, *options, *PROGRAM, cwd=ROOT, within=small()) as run:

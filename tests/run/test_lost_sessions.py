@@ -1,4 +1,6 @@
-"""A monitored session whose connection to a server is lost: another is made in the same process, and the account says so."""
+"""A monitored session that loses its connection to a server is replaced in the same process, and
+the journal records it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ with tf.train.MonitoredTrainingSession(checkpoint_dir=os.environ["PROCSV_LOGDIR"
 """
 
 
-def test_each_loss_is_journaled_with_what_it_cost_and_the_trainer_is_not_started_again(tmp_path: Path) -> None:
+def test_each_lost_session_is_journaled_with_its_cost_and_the_trainer_is_not_restarted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", "--drop-in", str(tmp_path / "train.py")) as run:
         assert run.wait_end() == 0
@@ -66,7 +68,7 @@ def test_each_loss_is_journaled_with_what_it_cost_and_the_trainer_is_not_started
     assert sum(account.totals.values()) == pytest.approx(account.wall_s, abs=1e-6)
 
 
-def test_a_session_that_is_lost_before_the_first_step_is_part_of_the_start(tmp_path: Path) -> None:
+def test_a_session_lost_before_the_first_step_counts_as_part_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.replace("[20, 40]", "[1]").replace("train)", "train); pause.wait(0.02)"))
     source = (tmp_path / "train.py").read_text()
     (tmp_path / "train.py").write_text(f"import threading\npause = threading.Event()\n{source}".replace("=60", "=2000"))
@@ -76,7 +78,7 @@ def test_a_session_that_is_lost_before_the_first_step_is_part_of_the_start(tmp_p
         assert [len(run.events(name)) for name in ("ready", "recovered", "session_lost")] == [1, 1, 0]
 
 
-def test_without_a_watchdog_the_journal_says_so_too(tmp_path: Path) -> None:
+def test_a_lost_session_is_journaled_without_a_watchdog_too(tmp_path: Path) -> None:
     class Lose(tf1.train.SessionRunHook):  # type: ignore[name-defined]
         calls = 0
 

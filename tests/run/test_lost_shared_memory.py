@@ -1,4 +1,6 @@
-"""The shared memory of a live run is swept: checkpoints go on, a crash is recovered, and nothing is said to be saved that is not."""
+"""When the shared memory of a live run is swept, checkpoints and recovery go on, and nothing
+unsaved is reported as saved.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +82,13 @@ def goes_on_without_its_shared_memory(run: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_49_checkpoints_go_on_and_a_crash_is_recovered_when_shared_memory_was_removed(tmp_path: Path) -> None:
+def test_row_49_checkpoints_and_recovery_go_on_after_shared_memory_is_removed(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         goes_on_without_its_shared_memory(run)
 
 
 @pytest.mark.long
-def test_row_49_checkpoints_of_a_graph_session_go_on_and_have_their_meta(tmp_path: Path) -> None:
+def test_row_49_checkpoints_of_a_graph_session_go_on_and_include_the_meta_file(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *DIGITS) as run:
         goes_on_without_its_shared_memory(run)
         for durable in run.events("checkpoint_durable")[-3:]:
@@ -117,7 +119,7 @@ def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Pat
         ends_with_its_last_step_on_disk(run)
 
 
-def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_run_with_70_and_is_named(
+def test_row_49_a_state_lost_with_the_memory_before_its_save_is_named_and_ends_the_run_with_70(
     tmp_path: Path,
 ) -> None:
     waits = "trainer.import@2=sleep(600)"  # the next one, which would begin with what is on disk, and take that for the newest
@@ -187,7 +189,7 @@ numpy_training.main(1_000_000, 0.01)
 
 
 @pytest.mark.long
-def test_row_49_a_state_that_cannot_be_taken_is_said_and_shown_and_is_no_saved_one_at_the_end(tmp_path: Path) -> None:
+def test_row_49_a_state_that_cannot_be_captured_is_reported_and_shown_and_never_counts_as_saved(tmp_path: Path) -> None:
     flag, program = tmp_path / "flag", tmp_path / "untaken.py"
     program.write_text(UNTAKEN)
     with launched(tmp_path / "logdir", *OPTIONS, str(program), str(flag), PYTHONPATH=str(ROOT)) as run:

@@ -1,4 +1,6 @@
-"""Faults of runs on several machines: of a plan, carried out by the launch of the task that each is for, once; and of whole machines."""
+"""The launch of each task carries out the planned faults for it once, on several machines, and
+whole machines may fail.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def told(run: Launched, event: str = "fault") -> list[tuple[str, Any]]:
 
 
 @pytest.mark.long
-def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(
+def test_row_73_faults_for_tasks_on_other_machines_happen_there_once_across_launches(
     tmp_path: Path,
 ) -> None:
     faults = ("segfault worker.0 after 0s", "kill worker.0 at step 200", "stop worker.0 for 5s at step 400")
@@ -54,7 +56,7 @@ def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_on
         chief.wait_for("a task that goes on", lambda: worker.status() != psutil.STATUS_STOPPED)
         assert told(chief) == [("worker.0", fault) for fault in faults]
         crashed, killed = (entry["evidence"] for entry in chief.events("exited", "worker.0"))
-        assert crashed.startswith("SIGSEGV")  # and where, if it has come as far as to say that
+        assert crashed.startswith("SIGSEGV")  # the location follows if the process could still report it
         assert crashed.endswith(" (segfault worker.0 after 0s)")
         assert killed.endswith(" (kill worker.0 at step 200): SIGKILL")
 
@@ -68,7 +70,7 @@ def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_on
         assert len(told(chief)) == len(faults)
 
 
-def test_row_71_a_task_that_runs_out_of_its_machines_memory_is_told_by_that_machine_and_started_again(
+def test_row_71_a_task_that_exhausts_its_machines_memory_is_reported_by_that_machine_and_restarted(
     tmp_path: Path,
 ) -> None:
     with a_small_cgroup() as cgroup:
@@ -90,7 +92,7 @@ def test_row_71_a_task_that_runs_out_of_its_machines_memory_is_told_by_that_mach
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_row_72_machines_that_are_cut_off_or_lose_their_power_the_coordinators_too_leave_the_bits_of_the_training(
+def test_row_72_machines_cut_off_or_without_power_even_the_coordinators_do_not_change_the_bits(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, options = (*TASKS, "spare.0", "spare.1"), (*OPTIONS, "--spare-nodes", "2")
@@ -127,7 +129,7 @@ def test_row_72_machines_that_are_cut_off_or_lose_their_power_the_coordinators_t
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
-def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_and_for_longer_the_run(
+def test_a_machine_frozen_for_less_than_the_peer_timeout_ends_no_task_and_for_longer_ends_the_run(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:
@@ -151,7 +153,7 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
-def test_a_coordinator_that_stands_still_for_longer_than_the_peer_timeout_finds_its_members_as_they_were(
+def test_a_coordinator_frozen_for_longer_than_the_peer_timeout_keeps_its_members(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:

@@ -1,4 +1,4 @@
-"""One launch a task, as on several machines: they are one run, with one journal, and end together."""
+"""One launch for each task, as on several machines, makes one run with one journal and one end."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def says(launch: Launched, text: str) -> bool:
 
 
 def printed_by(logdir: Path) -> set[str]:
-    """The tasks of which `procsv logs --node` shows something."""
+    """Return the tasks that `procsv logs --node` prints."""
     logs = procsv("logs", str(logdir), "--node", "127.0.0.1").stdout
     return {line.split()[0] for line in logs.splitlines() if "│" in line}
 
 
 @pytest.mark.long
-def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_train_on(tmp_path: Path) -> None:
+def test_a_task_that_dies_is_restarted_by_its_own_launch_and_the_others_train_on(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--snapshot-secs", "0.2", target=REPLICAS) as run:
         chief = run.launch_all()
         for task in ("chief", "worker.0"):
@@ -77,7 +77,7 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         assert stopped["durable_step"] == stopped["step"] > 0
 
 
-def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path: Path) -> None:
+def test_a_task_on_another_machine_restarts_from_its_own_standby(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--standby", "warm", target=ARRAYS) as run:
         chief = run.launch_all()
         (ready,) = chief.wait_event("standby_ready", 1, "worker.0")
@@ -97,7 +97,7 @@ def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path
 
 
 @pytest.mark.long
-def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_other_machines_fetch_from_memory(
+def test_tasks_in_step_restart_with_one_state_that_other_machines_fetch_from_memory(
     tmp_path: Path,
 ) -> None:
     gang = ("worker.0", "worker.1")
@@ -135,7 +135,7 @@ def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_othe
         assert not chief.events("state_not_fetched")
 
 
-def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_path: Path) -> None:
+def test_all_launches_end_with_the_chief_and_with_its_exit_code(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS) as run:
         chief = run.launch_all()
         tasks = programs(run)
@@ -153,7 +153,7 @@ def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_pa
         assert chief.events("run_completed")
 
 
-def test_launches_of_a_run_that_is_complete_start_nothing_and_all_end_with_0(tmp_path: Path) -> None:
+def test_launches_of_a_complete_run_start_nothing_and_exit_0(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, target=("tests.support.numpy_training:train_chief",)) as run:
         run.launch_all().wait_event("recovered")
         (run.logdir / "end").touch()
@@ -184,7 +184,7 @@ def test_a_notice_to_any_launch_stops_the_whole_run(tmp_path: Path, task: str) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
+def test_row_67_a_silent_member_is_lost_and_the_run_ends_for_its_scheduler_to_restart(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     with machines(tmp_path, TASKS, "--peer-timeout", "5", "--grace", "12") as run:
@@ -214,7 +214,7 @@ def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_schedul
 @pytest.mark.parametrize(
     ("lost", "target"), [("worker.0", ARRAYS), pytest.param("ps.0", REPLICAS, marks=pytest.mark.long)]
 )
-def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
+def test_row_66_a_spare_launch_replaces_a_lost_machine_and_all_tasks_restart(
     tmp_path: Path, lost: str, target: tuple[str, ...]
 ) -> None:
     options = ("--spare-nodes", "1", "--peer-timeout", "5", "--grace", "10", "--snapshot-secs", "0.2")
@@ -250,7 +250,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
 
 
 @pytest.mark.long
-def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
+def test_a_machine_that_gets_a_notice_is_replaced_by_a_spare_and_costs_no_step(tmp_path: Path) -> None:
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=ARRAYS) as run:
         chief = run.launch_all()
@@ -277,7 +277,7 @@ def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_s
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_needed", [False, True])
-def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, is_needed: bool) -> None:
+def test_a_spare_launch_that_is_lost_replaces_no_machine(tmp_path: Path, is_needed: bool) -> None:
     with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "5", "--grace", "12") as run:
         chief = run.launch_all()
         programs(run)
@@ -299,12 +299,12 @@ def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, i
         for task in frozen:
             run.launches[task].process.send_signal(signal.SIGCONT)
             run.launches[task].process.send_signal(signal.SIGTERM)
-            # That of the signal, or that of the run, which is over: what it sees first.
+            # The exit code of the signal or of the finished run, whichever it sees first.
             assert run.launches[task].wait_end() in {75, 70 if is_needed else 0}
 
 
 @pytest.mark.long
-def test_row_69_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(
+def test_row_69_members_that_lose_their_coordinator_let_their_tasks_run_for_a_while_and_then_end(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS, "--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "12") as run:
@@ -353,7 +353,7 @@ def test_a_launch_of_another_command_is_refused_and_says_what_differs(tmp_path: 
 
 
 @pytest.mark.long
-def test_the_coordinator_says_who_has_not_come_and_ends_for_all(tmp_path: Path) -> None:
+def test_the_coordinator_names_the_missing_launches_and_ends_the_run_for_all(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS) as run:
         run.launch("ps.0")
         chief = run.launch("chief", "--coordinator-timeout", "5")

@@ -1,4 +1,4 @@
-"""The coordinator's machine is lost and comes back: what has gone on without it goes on with it."""
+"""Tasks that outlive the coordinator's machine continue when the coordinator comes back."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def cluster_of(run: Machines, attempt: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.long
-def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_step_is_lost(tmp_path: Path) -> None:
+def test_row_70_tasks_that_outlive_their_coordinator_are_adopted_and_no_step_is_lost(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
@@ -111,7 +111,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
 
 
 @pytest.mark.long
-def test_row_70_tasks_of_a_launch_that_was_killed_are_adopted_by_the_next_one(tmp_path: Path) -> None:
+def test_row_70_the_next_launch_adopts_the_tasks_of_a_killed_one(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
@@ -134,7 +134,7 @@ def test_row_70_tasks_of_a_launch_that_was_killed_are_adopted_by_the_next_one(tm
 
 
 @pytest.mark.long
-def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_everything_to_the_next_one(
+def test_row_70_a_coordinator_lost_before_all_have_joined_leaves_everything_to_the_next_one(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
@@ -165,7 +165,7 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
 
 
 @pytest.mark.long
-def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_is_saved(tmp_path: Path) -> None:
+def test_row_70_if_a_server_is_lost_as_well_all_tasks_restart_from_the_saved_state(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
@@ -192,7 +192,7 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
 
 
 @pytest.mark.long
-def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_made_for_it(tmp_path: Path) -> None:
+def test_row_70_an_adopted_task_restarts_from_the_standby_that_its_machine_had_made(tmp_path: Path) -> None:
     options = ("--standby", "warm")
     with machines(tmp_path, TASKS, *OPTIONS, *options, program=ARRAYS) as run:
         chief = run.launch_all()
@@ -217,7 +217,7 @@ def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_
 
 
 @pytest.mark.long
-def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
+def test_tasks_taken_over_by_a_spare_machine_are_adopted_where_they_are(tmp_path: Path) -> None:
     tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1")
     with machines(tmp_path, tasks, *OPTIONS, *options, program=ARRAYS) as run:
         chief = run.launch_all()
@@ -244,7 +244,7 @@ def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tm
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_a_chief_whose_address_nobody_tells_takes_the_one_that_it_had_or_all_begin_anew_at_others(
+def test_a_chief_without_a_given_address_reuses_its_old_one_or_all_tasks_restart_at_new_ones(
     tmp_path: Path, is_taken: bool
 ) -> None:
     options = ("--cluster", "slurm", "--workers", "1", "--ps", "1")

@@ -1,4 +1,6 @@
-"""Launches that share no directory find each other at the chief's address; the secret that all have is what lets them in."""
+"""Launches without a shared directory find each other at the chief's address and are admitted by
+their common secret.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ import sys
 sys.argv[:2] = ["procsv", "launch", "--logdir", {url!r}]
 from procsv.cli.main import main
 sys.exit(main())
-"""  # in the place of the directory that it is given
+"""  # replaces the directory that it is given
 
 
 class Apart(Machines):
@@ -134,7 +136,7 @@ def test_event_files_stay_on_the_machine_of_their_task(tmp_path: Path) -> None:
             assert [tag for tag, _ in test_machines_summaries.values_in(path)] == [task] * 50
 
 
-def test_one_with_another_secret_is_not_let_in_and_is_told_what_to_look_at(tmp_path: Path) -> None:
+def test_a_launch_with_another_secret_is_refused_and_learns_what_to_check(tmp_path: Path) -> None:
     other = secret(tmp_path, "other", b"x" * 32)
     with launches(Apart, tmp_path, TASKS) as run:
         chief = run.launch("chief", "--secret-file", secret(tmp_path))
@@ -147,7 +149,7 @@ def test_one_with_another_secret_is_not_let_in_and_is_told_what_to_look_at(tmp_p
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
-def test_why_there_is_no_run_is_told_to_all(tmp_path: Path) -> None:
+def test_all_launches_learn_why_there_is_no_run(tmp_path: Path) -> None:
     """A logdir that another run has: its launches are of other tasks, and so are not asked."""
     with machines(tmp_path, TASKS) as first:
         first.launch_all().wait_event("spawned", 1, "worker.0")
@@ -161,7 +163,7 @@ def test_why_there_is_no_run_is_told_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
+def test_all_launches_learn_who_is_missing(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
     options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "6")
     with launches(Apart, tmp_path, three, *options) as run:
@@ -173,7 +175,7 @@ def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_one_before(tmp_path: Path) -> None:
+def test_members_that_waited_for_the_previous_coordinator_find_the_new_one(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
     with launches(Apart, tmp_path, three, "--secret-file", secret(tmp_path)) as run:
         run.launch("ps.0")
@@ -192,7 +194,7 @@ def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_o
 
 
 @pytest.mark.long
-def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_address(tmp_path: Path) -> None:
+def test_a_coordinator_that_returns_to_its_address_adopts_what_still_runs(tmp_path: Path) -> None:
     options = ("--secret-file", secret(tmp_path), "--peer-timeout", "5")
     with launches(Apart, tmp_path, TASKS, *options) as run:
         lost = run.launch_all()
@@ -209,7 +211,7 @@ def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_ad
 
 
 @pytest.mark.long
-def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: Path) -> None:
+def test_tasks_on_several_machines_can_share_a_logdir_that_is_a_url(tmp_path: Path) -> None:
     options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--secret-file", secret(tmp_path))
     with launches(AtUrl, tmp_path, GANG, *options, program=test_gang.PROGRAM) as run:
         chief = run.launch_all()
@@ -241,7 +243,7 @@ def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: P
 
 
 @pytest.mark.long
-def test_row_78_where_the_logdir_is_a_url_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_on_another_machine(
+def test_row_78_with_a_url_as_logdir_a_lost_coordinators_memory_comes_from_the_copy_on_another_machine(
     tmp_path: Path,
 ) -> None:
     """With the coordinator's machine all is lost that was on it: memory, and what stands there for the URL."""
@@ -270,7 +272,7 @@ def test_row_78_where_the_logdir_is_a_url_the_memory_of_a_lost_coordinator_is_ta
         assert not mirrors(run.place_of(TaskId.parse(GANG[1])))
 
 
-def test_without_a_secret_a_url_is_refused_with_what_to_give(tmp_path: Path) -> None:
+def test_a_url_without_a_secret_is_refused_with_the_option_to_use(tmp_path: Path) -> None:
     with launches(AtUrl, tmp_path, TASKS) as run:
         refused = run.launch("chief")
         assert refused.wait_end() == 2

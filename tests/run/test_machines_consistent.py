@@ -1,4 +1,6 @@
-"""With --consistent-snapshots over several machines nobody is held, and every snapshot says that it may mix the steps of tasks."""
+"""With --consistent-snapshots over several machines no task is paused, and every snapshot says that
+it may mix steps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ OPTIONS = ("--drop-in", "--consistent-snapshots", "--snapshot-secs", "0.2", "--g
 
 
 @pytest.mark.long
-def test_row_81_over_machines_nobody_is_held_and_what_is_saved_says_that_it_is_mixed(tmp_path: Path) -> None:
+def test_row_81_over_machines_no_task_is_paused_and_a_checkpoint_says_that_it_is_mixed(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM) as run:
         chief = run.launch_all()
         for task in TASKS[:2]:

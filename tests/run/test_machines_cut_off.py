@@ -1,7 +1,7 @@
-"""Launches on machines of their own, which are cut off from the others, frozen, or lose their power.
+"""Launches survive when their machines are cut off, frozen or lose power.
 
-The chief trains NumPy arrays, the others wait.  Journal and checkpoints are on the filesystem that all see, and the machines' clocks are
-days apart.
+The chief trains NumPy arrays; the others wait. Journal and checkpoints are on a filesystem that all
+machines see, and the machines' clocks are days apart.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def end(run: Machines) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_nobody(
+def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_still_runs_there_does_no_harm(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
@@ -87,7 +87,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 @pytest.mark.parametrize("how", ["cut", "power"])
-def test_row_67_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_and_a_scheduler_begins_it_again(
+def test_row_67_without_a_spare_a_lost_machine_ends_the_run_with_its_state_saved_for_a_scheduler_to_restart(
     tmp_path: Path, hosts: list[OwnMachine], how: str
 ) -> None:
     with machines(tmp_path, ("chief", "worker.0"), *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:
@@ -114,7 +114,7 @@ def test_row_67_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_i
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_elsewhere_writes_nothing_any_more(
+def test_row_68_a_frozen_coordinator_writes_nothing_after_the_scheduler_restarted_the_run_elsewhere(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks = ("chief", "worker.0")
@@ -156,7 +156,7 @@ def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_e
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_has_begun_elsewhere(
+def test_members_of_a_frozen_coordinator_ignore_it_once_another_has_started_elsewhere(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (here, _, server, elsewhere) = ("chief", "worker.0", "ps.0"), hosts
@@ -184,7 +184,7 @@ def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_row_74_a_coordinator_that_is_cut_off_and_lives_on_keeps_the_logdir_until_it_has_saved_and_the_next_loses_nothing(
+def test_row_74_a_coordinator_that_is_cut_off_keeps_the_logdir_until_it_has_saved_and_the_next_loses_nothing(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, options = ("chief", "worker.0"), (*OPTIONS, "--peer-timeout", "8")

@@ -1,4 +1,4 @@
-"""Several machines share one directory: it may be full for a while, its handles may go stale, and no two of their clocks need agree."""
+"""Several machines share a directory that may fill up or go stale, and their clocks need not agree."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def is_locked(directory: Path) -> bool:
 
 
 @pytest.mark.long
-def test_row_76_handles_that_go_stale_in_the_middle_of_a_save_cost_no_machine_no_task_and_nothing_that_was_recorded(
+def test_row_76_handles_that_go_stale_during_a_save_cost_no_machine_no_task_and_no_record(
     tmp_path: Path, stale_files: StaleMount
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=RECORDS, PYTHONPATH=str(ROOT)) as run:
@@ -132,7 +132,7 @@ def test_row_76_handles_that_go_stale_in_the_middle_of_a_save_cost_no_machine_no
 
 
 @pytest.mark.long
-def test_row_76_a_shared_directory_of_which_every_handle_is_stale_for_a_while_costs_no_machine_and_saving_goes_on(
+def test_row_76_a_shared_directory_that_is_stale_for_a_while_costs_no_machine_and_saving_goes_on(
     tmp_path: Path, stale_files: StaleMount
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=RECORDS, PYTHONPATH=str(ROOT)) as run:
@@ -162,7 +162,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.long
-def test_row_76_a_chief_on_a_machine_whose_clock_is_ten_minutes_behind_goes_on_from_the_newest_state(
+def test_row_76_a_chief_whose_clock_is_ten_minutes_behind_resumes_from_the_newest_state(
     tmp_path: Path,
 ) -> None:
     behind = tmp_path / "behind"

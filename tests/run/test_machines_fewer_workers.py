@@ -1,4 +1,6 @@
-"""A worker on another machine that fails whenever it is started is given up, and what it means for the launches of the others."""
+"""A worker on another machine that fails at every start is given up; the other launches go on or
+end accordingly.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def wait_given_up(chief: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_63_the_others_train_to_the_end_without_a_worker_that_its_machine_gives_up_and_all_launches_end_with_0(
+def test_row_63_the_others_complete_without_a_worker_that_was_given_up_and_all_launches_exit_0(
     tmp_path: Path,
 ) -> None:
     with launches(tmp_path, 1) as run:
@@ -78,7 +80,7 @@ def test_row_63_the_others_train_to_the_end_without_a_worker_that_its_machine_gi
     assert f"gone on without {BAD}" in " ".join(report.split())
 
 
-def test_row_63_where_too_few_are_left_all_launches_end_with_70_and_the_last_step_is_saved(tmp_path: Path) -> None:
+def test_row_63_with_too_few_workers_left_all_launches_exit_70_and_the_last_step_is_saved(tmp_path: Path) -> None:
     with launches(tmp_path, 2) as run:
         chief = run.launch_all()
         assert run.codes() == dict.fromkeys(TASKS, 70)
@@ -88,7 +90,7 @@ def test_row_63_where_too_few_are_left_all_launches_end_with_70_and_the_last_ste
 
 
 @pytest.mark.long
-def test_row_63_the_machine_of_a_worker_that_was_given_up_is_a_member_like_any_other_when_it_is_lost(
+def test_row_63_losing_the_machine_of_a_worker_that_was_given_up_is_like_losing_any_member(
     tmp_path: Path,
 ) -> None:
     with (

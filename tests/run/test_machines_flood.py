@@ -1,4 +1,4 @@
-"""Strangers flood the port of a coordinator: what runs goes on, and what dies is started again."""
+"""Connections that flood a coordinator's port neither end nor block it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLACK = (
 
 
 @pytest.mark.long
-def test_row_85_a_flood_of_silent_connections_neither_ends_a_coordinator_nor_keeps_it_from_its_work(
+def test_row_85_a_flood_of_silent_connections_neither_ends_nor_blocks_a_coordinator(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as held:

@@ -1,4 +1,4 @@
-"""Launches that do not fit into the run of the others: each is refused, or kept out, and what does not fit is said with both sides."""
+"""A launch that does not fit the run is refused or kept out, and the message names both sides of the conflict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def end(run: Machines) -> None:
     assert {task: run.launches[task].wait_end() for task in TASKS} == dict.fromkeys(TASKS, 0)
 
 
-def test_row_75_launches_that_do_not_fit_are_refused_with_both_sides_and_the_run_goes_on_with_those_that_do(
+def test_row_75_launches_that_do_not_fit_are_refused_naming_both_sides_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS) as run:
@@ -97,7 +97,7 @@ def test_a_coordinator_that_waits_in_vain_names_the_cluster_that_was_lost_from_i
 
 
 @pytest.mark.long
-def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begins_nothing_once_that_is_another_s(
+def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_starts_nothing_after_losing_it(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS) as run:

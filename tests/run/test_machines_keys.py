@@ -1,4 +1,6 @@
-"""Launches that have the keys of a run let nobody look into them, and are stopped and started again all the same."""
+"""Launches that hold a run's keys cannot be inspected by other processes, and can still be stopped
+and restarted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Machines of a training with TensorFlow that are lost: of a parameter server, which has the variables, and of the gang's tasks."""
+"""A TensorFlow training survives the loss of the machine that holds its variables, and of the
+machines of a gang.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
 
 @pytest.mark.parametrize("hosts", [4], indirect=True)
 @pytest.mark.long
-def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_newest_snapshot_has(
+def test_row_72_when_a_servers_machine_is_lost_a_spare_serves_the_newest_snapshot(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks = ("chief", "worker.0", "ps.0", "spare.0")
@@ -49,7 +51,7 @@ def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_
 
 
 @pytest.mark.long
-def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has_its_place(tmp_path: Path) -> None:
+def test_row_72_a_killed_launch_ends_its_task_and_a_spare_replaces_it(tmp_path: Path) -> None:
     tasks, options = ("chief", "worker.0", "spare.0"), (*OPTIONS, "--spare-nodes", "1")
     with (
         tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its next start would clear away
@@ -73,7 +75,7 @@ def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_row_71_of_a_gang_over_machines_a_task_is_killed_frozen_and_raises_and_its_machine_dies_and_the_bits_are_the_same(
+def test_row_71_a_gang_over_machines_ends_with_the_same_bits_though_a_task_is_killed_frozen_or_raises_and_a_machine_dies(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     faults = ("kill worker.1 at step 100", "raise worker.1 at step 200", "stop worker.1 for 60s at step 300")

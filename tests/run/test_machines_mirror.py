@@ -1,4 +1,4 @@
-"""The coordinator's machine is lost with all that was in its memory: training goes on from the copy that another machine has kept."""
+"""When the coordinator's machine is lost, training resumes from the copy of its memory on another machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def ended_with(run: Launched) -> set[str]:
 
 
 @pytest.mark.long
-def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_row_78_training_resumes_from_the_copy_on_another_machine_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = launch_all(run)
         step = wait_mirrored(chief, 30)
@@ -107,7 +107,7 @@ def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_
     assert bits == numpy_training.digest_after(STEPS)
 
 
-def test_the_chief_takes_its_snapshots_so_much_earlier_that_a_copy_is_whole_at_the_end_of_the_interval(
+def test_the_chief_snapshots_early_enough_that_a_copy_is_whole_at_the_end_of_the_interval(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS, *PACED_OPTIONS, program=PACED, hosts=(), **FOUND) as run:
@@ -124,7 +124,7 @@ def snapshots(run: Launched) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("has_moved", [False, True])
-def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whichever_of_its_tasks_is_on_that_machine(
+def test_row_78_after_all_launches_have_ended_the_next_job_finds_the_copy_whichever_task_is_on_that_machine(
     tmp_path: Path, has_moved: bool
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
@@ -152,7 +152,7 @@ def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whiche
 
 
 @pytest.mark.long
-def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint_is(tmp_path: Path) -> None:
+def test_row_78_a_copy_damaged_in_transit_is_not_used_and_the_checkpoint_is(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
         launch(run, "worker.0", PROCSV_FAILPOINTS="sender.piece=1*torn")
         chief = launch(run, "chief")
@@ -171,7 +171,7 @@ def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint
 
 
 @pytest.mark.long
-def test_row_78_a_gang_begins_again_from_the_copy_and_both_of_its_members_end_with_the_same_bits(
+def test_row_78_a_gang_restarts_from_the_copy_and_both_members_end_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     gang, options = ("worker.0", "worker.1"), ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")

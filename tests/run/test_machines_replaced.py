@@ -1,6 +1,7 @@
-"""A launch of another machine that is killed and started again, while the coordinator has not missed it yet.
+"""A launch on another machine may be killed and started again before the coordinator misses it.
 
-The peer timeout is longer than the test in the first two, so that nothing there can have waited for it.
+In the first two tests the peer timeout is longer than the test, so nothing there can have waited
+for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHORT = ("--peer-timeout", "10", "--coordinator-timeout", "60", "--grace", "12",
 
 
 def kill_launch(run: Machines, chief: Launched) -> int:
-    """That of the worker, whose task ends with it; the launch's process."""
+    """Kill the worker's launch, which ends its task. Return the launch's pid."""
     launch, task = run.launches["worker.0"].process, psutil.Process(chief.pid("worker.0"))
     launch.kill()
     launch.wait()
@@ -47,7 +48,7 @@ def memory_of(pid: int) -> Path:
 
 
 @pytest.mark.long
-def test_row_80_the_next_launch_in_its_place_has_its_task_at_once_and_no_other_task_ends(tmp_path: Path) -> None:
+def test_row_80_the_next_launch_gets_the_task_at_once_and_no_other_task_ends(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *LONG, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
@@ -72,7 +73,7 @@ def test_row_80_the_next_launch_in_its_place_has_its_task_at_once_and_no_other_t
 
 
 @pytest.mark.long
-def test_row_80_where_its_task_has_another_address_all_begin_again_at_once_with_no_step_lost(tmp_path: Path) -> None:
+def test_row_80_if_the_task_gets_another_address_all_tasks_restart_at_once_and_lose_no_step(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *LONG, *STEP, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
@@ -91,7 +92,7 @@ def test_row_80_where_its_task_has_another_address_all_begin_again_at_once_with_
 
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_row_80_where_nothing_shows_that_it_is_dead_the_next_one_waits_says_so_and_has_its_task_once_it_is_silent(
+def test_row_80_without_proof_of_death_the_next_launch_waits_says_so_and_gets_the_task_after_the_silence(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     here, there, elsewhere = hosts
@@ -115,7 +116,7 @@ def test_row_80_where_nothing_shows_that_it_is_dead_the_next_one_waits_says_so_a
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
-def test_row_80_a_second_launch_of_a_task_whose_first_lives_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_row_80_a_second_launch_of_a_living_task_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *SHORT, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
@@ -133,7 +134,7 @@ def test_row_80_a_second_launch_of_a_task_whose_first_lives_is_refused_and_chang
 
 
 @pytest.mark.long
-def test_row_80_the_memory_of_a_killed_launch_goes_with_the_next_launch_of_whatever_run(tmp_path: Path) -> None:
+def test_row_80_the_next_launch_of_any_run_removes_the_memory_of_a_killed_launch(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("")
     with (
         tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its own next start would clear away

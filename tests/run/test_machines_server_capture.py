@@ -1,4 +1,4 @@
-"""Servers on other machines capture their own variables: what the chief has in memory, and saves, is what they held at one moment."""
+"""Servers on other machines capture their own variables, and the chief saves what they held at one moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def copies(run: Launched, server: str) -> bool:
     return "holds a copy" in text_of(run, server)
 
 
-def test_row_79_the_chief_fetches_what_each_has_captured_and_every_variable_is_of_that_step(tmp_path: Path) -> None:
+def test_row_79_the_chief_fetches_what_each_server_captured_and_every_variable_is_of_that_step(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=test_server_capture.PROGRAM, target=("train.py", "waits")) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
@@ -43,7 +43,7 @@ def test_row_79_the_chief_fetches_what_each_has_captured_and_every_variable_is_o
         test_server_capture.check(chief, stopped["durable_step"])
 
 
-def test_row_79_what_is_damaged_on_its_way_is_not_kept_and_the_chief_fetches_the_rest_itself(tmp_path: Path) -> None:
+def test_row_79_what_is_damaged_in_transit_is_dropped_and_the_chief_fetches_it_itself(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=test_server_capture.PROGRAM) as run:
         run.launch("ps.1", PROCSV_FAILPOINTS="sender.piece=20*off->1*torn")
         run.launch("ps.0")

@@ -1,4 +1,4 @@
-"""Starts on a member's machine from a standby of its own, which is made there as on the coordinator's."""
+"""A task on a member's machine starts from a standby there, as on the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def importing(tmp_path: Path, *options: str) -> Iterator[tuple[Machines, Launche
         yield run, chief, installed
 
 
-def test_a_start_that_is_ordered_while_a_standby_imports_waits_for_it_as_on_the_coordinators_machine(
+def test_a_start_ordered_while_a_standby_imports_waits_for_it_as_on_the_coordinators_machine(
     tmp_path: Path,
 ) -> None:
     with importing(tmp_path) as (run, chief, installed):
@@ -69,7 +69,7 @@ def test_a_start_that_is_ordered_while_a_standby_imports_waits_for_it_as_on_the_
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
-def test_a_start_that_waits_for_a_standby_holds_up_no_stop(tmp_path: Path) -> None:
+def test_a_start_that_waits_for_a_standby_does_not_delay_a_stop(tmp_path: Path) -> None:
     with importing(tmp_path, "--grace", "60") as (run, chief, _):
         chief.kill("worker.0")
         chief.wait_event("restarting", 1, "worker.0")

@@ -1,4 +1,4 @@
-"""Event records of a task on another machine are written there, by the summary service of its launch."""
+"""The summary service of a task's own launch writes the task's event records on its machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ if os.environ["PROCSV_TASK"] != "chief":
     open("written", "x").close()
 while not os.path.exists("written"):
     threading.Event().wait(0.05)
-"""  # the end of the chief is that of the run
+"""  # the run ends with the chief
 
 HOOKED = """
 import json, os, pathlib, threading
@@ -137,7 +137,7 @@ def assert_whole(run: Machines, files: int = 2) -> None:
     assert found.files == files, "one an attempt"
 
 
-def test_those_of_a_worker_that_is_killed_and_goes_on_are_in_its_files_once(tmp_path: Path) -> None:
+def test_the_records_of_a_worker_that_is_killed_and_continues_are_in_its_files_once(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--backoff", "0..0", program=WRITES) as run:
         chief = run.launch_all()
         wait_noted(run, 25)
@@ -167,7 +167,7 @@ def kill_and_go_on(chief: Launched) -> None:
     assert (found.problems, found.tags, found.files) == ([], ["mine"], 2), "one file an attempt"
 
 
-def test_what_a_hook_of_a_worker_records_is_in_its_file_at_once_and_goes_on_where_the_next_attempt_does(
+def test_a_workers_hook_records_reach_its_file_at_once_and_continue_with_the_next_attempt(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, (*TASKS, "ps.0"), "--backoff", "0..0", program=HOOKED) as run:
@@ -175,7 +175,7 @@ def test_what_a_hook_of_a_worker_records_is_in_its_file_at_once_and_goes_on_wher
         assert set(run.codes().values()) == {0}
 
 
-def test_what_a_hook_of_a_worker_records_on_one_machine_is_in_its_file_at_once_too(tmp_path: Path) -> None:
+def test_a_workers_hook_records_reach_its_file_at_once_on_one_machine_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HOOKED)
     options = ("--workers", "1", "--ps", "1", "--backoff", "0..0")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path) as run:
@@ -183,13 +183,13 @@ def test_what_a_hook_of_a_worker_records_on_one_machine_is_in_its_file_at_once_t
 
 
 def summary_service(launch: Launched) -> psutil.Process:
-    """That of this launch."""
+    """Return the summary service of this launch."""
     children = psutil.Process(launch.process.pid).children()
     (found,) = [child for child in children if "procsv.services.summary" in child.cmdline()]
     return found
 
 
-def test_none_is_lost_and_none_is_there_twice_when_the_service_of_the_workers_machine_is_killed(tmp_path: Path) -> None:
+def test_no_record_is_lost_or_doubled_when_the_service_on_the_workers_machine_is_killed(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--backoff", "0..0", program=WRITES) as run:
         run.launch_all()
         wait_noted(run, 15)
@@ -212,7 +212,7 @@ def values_in(path: Path) -> list[tuple[str, int]]:
     return [(value.tag, event.step) for event in events for value in event.summary.value]
 
 
-def test_tasks_of_two_machines_that_record_in_one_directory_write_a_file_each(tmp_path: Path) -> None:
+def test_tasks_on_two_machines_that_record_in_one_directory_write_one_file_each(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, program=TOGETHER) as run:
         run.launch_all()
         assert run.codes() == dict.fromkeys(TASKS, 0)

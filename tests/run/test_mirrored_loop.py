@@ -1,4 +1,6 @@
-"""Loops of one's own under a strategy, killed three times: every variable of every replica ends with the bits of a run that was left alone."""
+"""In a custom loop under a strategy, killed three times, every replica's variables end with the
+bits of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_a_loop_that_is_killed_ends_with_the_bits_of_one_that_was_not(strategy: 
         assert not ONE_VALUE.search(run.said())
 
 
-def test_a_loop_goes_on_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
+def test_a_loop_resumes_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "mirrored", "float", "200") as run:
         run.assert_completed()
         wanted = digest(run)
@@ -84,7 +86,7 @@ with procsv.CheckpointManager(checkpoint, step_counter=step) as manager:
 """
 
 
-def test_what_differs_between_tasks_is_named_and_weights_are_not(tmp_path: Path) -> None:
+def test_variables_that_differ_between_tasks_are_named_and_weights_are_not(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TASKS)
     with launched(tmp_path / "run", "--workers", "2", "--no-chief", "train.py", cwd=tmp_path) as run:
         run.assert_completed()

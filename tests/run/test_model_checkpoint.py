@@ -1,4 +1,6 @@
-"""Model files of a fit whose trainer and service are killed: each is whole at any time, and the last ones are those of an undisturbed fit."""
+"""Model files stay whole when the trainer or service is killed, and the last ones equal the files
+of an undisturbed fit.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class Watching(threading.Thread):
                 self.opened += 1
 
 
-def test_model_files_are_whole_whenever_trainer_or_service_is_killed_and_end_as_those_of_an_undisturbed_fit(
+def test_model_files_stay_whole_through_kills_and_end_equal_to_the_files_of_an_undisturbed_fit(
     tmp_path: Path,
 ) -> None:
     program = tmp_path / "train.py"

@@ -1,4 +1,4 @@
-"""A program that knows only TensorFlow, with a MonitoredTrainingSession and its hooks, drilled."""
+"""A drill of a program that uses only TensorFlow's MonitoredTrainingSession and hooks."""
 
 import itertools
 import json

@@ -1,4 +1,6 @@
-"""A launch with --logdir of a program that names another directory: one in it is gone on in, others are refused or mapped."""
+"""With --logdir, a program that names a directory inside it resumes there; any other directory is
+refused or mapped.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def program(place: Path, source: str) -> str:
 
 
 @pytest.mark.long
-def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_the_first(tmp_path: Path) -> None:
+def test_a_program_that_names_a_new_directory_in_the_logdir_at_each_start_resumes_in_the_first(tmp_path: Path) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
     with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300", cwd=tmp_path) as run:
         run.wait_event("checkpoint_durable")
@@ -55,7 +57,7 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
 
 
 @pytest.mark.long
-def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_program_names_a_directory_in_it(
+def test_a_run_with_its_own_checkpoints_resumes_from_them_though_the_program_names_a_directory_in_it(
     tmp_path: Path,
 ) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
@@ -73,7 +75,7 @@ def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_progr
     assert run.events("logdir_adopted") == []
 
 
-def test_a_program_that_is_told_another_directory_in_the_logdir_or_one_outside_is_refused(tmp_path: Path) -> None:
+def test_a_program_given_another_directory_inside_or_outside_the_logdir_is_refused(tmp_path: Path) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, NAMES)
     with launched(logdir, train, "ends", "{logdir}/first") as run:
         assert run.wait_end() == 0
@@ -90,7 +92,7 @@ def test_a_program_that_is_told_another_directory_in_the_logdir_or_one_outside_i
     assert f"--logdir {temporary}" not in run.said(), "the next start has another one"
 
 
-def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of_two(tmp_path: Path) -> None:
+def test_a_mapped_logdir_replaces_any_one_directory_but_not_two(tmp_path: Path) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, NAMES)
     for given in ("elsewhere", "{logdir}/inside", "gs://bucket/there"):
         with launched(logdir, "--map-logdir", train, "ends", given) as run:
@@ -103,7 +105,7 @@ def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of
     assert re.search(f" {Path.cwd()}/two, .* {logdir}", run.said())
 
 
-def test_with_a_mapped_logdir_the_program_deletes_no_earlier_training(tmp_path: Path) -> None:
+def test_a_program_with_a_mapped_logdir_deletes_no_earlier_training(tmp_path: Path) -> None:
     train, theirs = program(tmp_path, NAMES), tmp_path / "theirs"
     (theirs / "old").mkdir(parents=True)
     kept = theirs / "old" / "model.ckpt-7.index"

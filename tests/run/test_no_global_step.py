@@ -1,4 +1,4 @@
-"""A program without a global step: the calls of its session count in its place, so that its progress is known."""
+"""In a program without a global step, the session's calls count as progress."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def test_a_program_without_a_global_step_survives_more_kills_than_may_pass_witho
     assert [path.name for path in run.logdir.glob("*.index")] == ["model.ckpt.index"]  # as TensorFlow names it
 
 
-def test_a_program_without_a_global_step_says_after_a_stop_that_it_goes_on_from_there(
-    tmp_path: Path, program: str
-) -> None:
+def test_a_program_without_a_global_step_reports_after_a_stop_that_it_resumes(tmp_path: Path, program: str) -> None:
     with launched(tmp_path / "logdir", "--drop-in", program) as run:
         run.wait_step(50)
         run.kill("watchdog", signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A monitored session that nobody saves: it is said before there is anything to lose, and so is what has ended it."""
+"""A monitored session that nothing saves is warned of early, and its end names the error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with tf1.train.SingularMonitoredSession() as session:
 
 
 @pytest.mark.long
-def test_a_session_without_a_saver_hook_says_that_nothing_is_saved_and_its_end_what_was_wrong(tmp_path: Path) -> None:
+def test_a_session_without_a_saver_hook_warns_that_nothing_is_saved_and_its_end_names_the_error(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
     with launched(tmp_path / "logdir", "--drop-in", "--max-failures", "1", str(program)) as run:

@@ -1,4 +1,4 @@
-"""A StopAtStepHook that makes so many steps: through crashes and stops as many in all as without them."""
+"""A StopAtStepHook with num_steps makes as many steps through crashes and stops as without them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_the_end(tmp_path: Path) -> None:
+def test_num_steps_are_trained_once_through_a_kill_and_a_stop_and_again_after_the_end(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
     options = ["--drop-in", "--resume", "--snapshot-secs", "0.2", "--fault", "kill trainer at step 100"]
@@ -45,7 +45,7 @@ def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_t
         assert run.events("run_completed")[-1]["step"] == end
 
 
-def test_each_of_a_programs_sessions_makes_its_own_num_steps(tmp_path: Path) -> None:
+def test_each_session_of_a_program_trains_its_own_num_steps(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
     with launched(tmp_path / "logdir", "--drop-in", str(program), "{logdir}", "3", "40") as run:

@@ -1,4 +1,4 @@
-"""A program without TensorFlow, trained under `procsv launch` with a source of state of its own."""
+"""`procsv launch` supervises a program without TensorFlow that has its own state source."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
 
 
 @pytest.mark.long
-def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Path) -> None:
+def test_a_numpy_program_that_is_stopped_resumes_from_its_last_step(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT) as run:
         run.wait_step(300)

@@ -1,4 +1,4 @@
-"""A logdir and an argument whose bytes are not UTF-8, which Linux allows: a run there is as any other."""
+"""A run works with a logdir and an argument whose bytes are not UTF-8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A notice, wherever it comes from and whatever the program does: saved within the grace, and nothing is lost."""
+"""A preemption notice, whatever its source and whatever the program does, is answered by a save
+within the grace period.
+"""
 
 import os
 import signal
@@ -75,7 +77,7 @@ with sv.managed_session() as sess:
 
 
 @pytest.mark.long
-def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_next_to_nothing(
+def test_a_program_that_ignores_the_notice_is_killed_after_the_grace_period_and_loses_almost_nothing(
     procsv_launch: Launch, tmp_path: Path
 ) -> None:
     program = tmp_path / "stubborn.py"
@@ -98,7 +100,7 @@ def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_nex
 
 
 @pytest.mark.long
-def test_a_program_that_never_asks_whether_to_stop_is_told_in_procsvs_own_words_why_it_ends(
+def test_a_program_that_never_checks_should_stop_gets_a_clear_reason_why_it_ends(
     procsv_launch: Launch, tmp_path: Path
 ) -> None:
     program = tmp_path / "stubborn.py"

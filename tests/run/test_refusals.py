@@ -1,4 +1,4 @@
-"""Bad input: one clear message, the right exit code, nothing lost."""
+"""Bad input gets one clear message and the right exit code, and loses nothing."""
 
 import os
 import time
@@ -15,7 +15,7 @@ TRAINS = ("tests.support.numpy_training", "1000000", "0.02")
 
 
 @pytest.mark.long
-def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
+def test_row_29_a_second_launch_is_refused_within_a_second_naming_the_holder_of_the_logdir(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *TRAINS) as run:
         run.wait_event("recovered")
         took_s, idle_s = list[float](), list[float]()
@@ -47,7 +47,9 @@ def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_th
         ("raise ValueError('no data')\n", "ValueError: no data"),
     ],
 )
-def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path: Path, source: str, sign: str) -> None:
+def test_a_program_that_fails_before_its_first_step_causes_no_restart_loop(
+    tmp_path: Path, source: str, sign: str
+) -> None:
     (tmp_path / "train.py").write_text(source)
     with launched(tmp_path / "logdir", str(tmp_path / "train.py")) as run:
         assert run.wait_end() == 70
@@ -60,7 +62,7 @@ def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path:
 
 
 @pytest.mark.long
-def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said(
+def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_with_its_last_words(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path / "logdir", *TRAINS, PROCSV_FAILPOINTS="checkpoint.start=raise(no luck)") as run:
@@ -75,7 +77,7 @@ def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and
     assert last["time"] - exits[-1]["time"] < 10.0, "a trainer that waits for its state is not given 17 s to end"
 
 
-def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_missing_target_is_a_usage_error(tmp_path: Path) -> None:
     done = procsv("launch", "--logdir", str(tmp_path / "x"), "procsv.examples.digit")
 
     assert done.returncode == 2
@@ -85,7 +87,7 @@ def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("made", ["Supervisor()", "MonitoredTrainingSession()"])
-def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again(tmp_path: Path, made: str) -> None:
+def test_eager_execution_is_an_error_that_names_its_fix_once_and_is_not_retried(tmp_path: Path, made: str) -> None:
     (tmp_path / "train.py").write_text(f"import tensorflow as tf\ntf.compat.v1.train.{made}\n")
     with launched(tmp_path / "logdir", "--drop-in", str(tmp_path / "train.py")) as run:
         assert run.wait_end() == 70
@@ -100,7 +102,7 @@ def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again
 
 
 @pytest.mark.long
-def test_a_supervisor_with_another_logdir_fails_at_once_and_names_both_and_the_flag(tmp_path: Path) -> None:
+def test_a_supervisor_with_another_logdir_fails_at_once_naming_both_and_the_flag(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import tensorflow as tf, procsv\n"
         "tf.compat.v1.disable_eager_execution()\n"

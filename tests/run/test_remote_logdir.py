@@ -1,4 +1,6 @@
-"""A logdir that is a URL: checkpoints and events go there by TensorFlow's filesystem, the run's own files stay here."""
+"""With a URL as logdir, checkpoints and events go through TensorFlow's filesystem and the run's own
+files stay local.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
 
 
 @pytest.mark.long
-def test_a_scheme_that_tensorflow_does_not_know_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
     done = procsv(
         *("launch", "--standby", "off", "--logdir", "nowhere://bucket/x", DIGITS, "--steps", "10"),
         XDG_STATE_HOME=str(tmp_path),

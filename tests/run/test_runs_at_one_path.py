@@ -1,4 +1,4 @@
-"""Two runs whose logdirs have one path and are two directories: private /tmp, containers that share /proc or /dev/shm."""
+"""Two runs whose logdirs have the same path but are different directories do not disturb each other."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_row_82_two_runs_at_one_path_train_and_recover_side_by_side(tmp_path: Pa
 
 
 @pytest.mark.parametrize("runtime", ["shared", "its own"])
-def test_row_82_the_same_directory_is_refused_to_another_container_at_whatever_path_it_has_there(
+def test_row_82_the_same_directory_is_refused_to_another_container_under_any_path(
     tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -104,7 +104,7 @@ def test_row_82_the_same_directory_is_refused_to_another_container_at_whatever_p
 
 
 def kill_trainer(run: Launched) -> None:
-    """By what its command line says: its pid is that of its own namespace."""
+    """Kill the trainer found by its command line, since its pid is from another namespace."""
     [trainer] = [
         child
         for child in psutil.Process(run.process.pid).children(recursive=True)
@@ -114,7 +114,7 @@ def kill_trainer(run: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_83_what_somebody_has_left_in_a_container_outlives_a_trainer_whose_watchdog_is_its_first_process(
+def test_row_83_a_process_that_a_user_left_in_a_container_outlives_a_trainer_whose_watchdog_is_pid_1(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PAUSES)

@@ -1,4 +1,4 @@
-"""A run is a target, its arguments and the program's own files: a launch goes on with the run that it asks for, and no other."""
+"""A launch resumes only the run with the same target, arguments and program files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_to_end(project: Path, *args: str, to: str = "train", script: str = "trai
         return code, run.said()[before:]
 
 
-def test_a_complete_run_is_not_started_again_until_something_else_is_asked_for(project: Path) -> None:
+def test_a_complete_run_is_not_restarted_until_the_command_changes(project: Path) -> None:
     code, said = run_to_end(project, "0.1")
     assert code == 0
     assert Naming("training is complete", "step 20") == said
@@ -88,7 +88,7 @@ def test_a_complete_run_is_not_started_again_until_something_else_is_asked_for(p
     assert Naming("training is complete", "step 20") == said
 
 
-def test_other_arguments_are_refused_and_a_logdir_that_is_named_goes_on_with_them(project: Path) -> None:
+def test_other_arguments_are_refused_unless_the_logdir_is_named(project: Path) -> None:
     assert run_to_end(project, "0.1")[0] == 0
     code, said = run_to_end(project, "0.01")
     assert code == 2
@@ -157,7 +157,7 @@ def test_an_unfinished_run_goes_on_with_a_changed_program_and_names_the_file_at_
     assert said.count("changed since attempt 2: helper.py\n") == 1
 
 
-def test_a_program_that_other_arguments_point_elsewhere_is_refused_and_the_run_stays_as_it_was(project: Path) -> None:
+def test_a_program_that_other_arguments_send_elsewhere_is_refused_and_the_run_is_unchanged(project: Path) -> None:
     code, said = run_to_end(project, "--logdir", "runs", "0.1", "runs/lr", to=".")
     assert code == 0
     assert "uses runs/lr0.1" in said
@@ -168,14 +168,14 @@ def test_a_program_that_other_arguments_point_elsewhere_is_refused_and_the_run_s
     assert not (project / "runs" / "lr0.01").exists()
 
 
-def test_arguments_that_the_program_has_refused_bind_nobody_to_them_or_to_their_directory(project: Path) -> None:
+def test_arguments_that_the_program_refuses_do_not_become_the_runs_arguments_or_directory(project: Path) -> None:
     assert run_to_end(project, "0", "out/lr")[0] == 70
     code, said = run_to_end(project, "0.1", "out/lr")
     assert code == 0
     assert "uses out/lr0.1" in said
 
 
-def test_a_logdir_of_a_configuration_file_does_not_say_that_other_arguments_are_meant(project: Path) -> None:
+def test_a_logdir_from_a_configuration_file_does_not_permit_other_arguments(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.procsv]\nlogdir = "runs/train"\n')
     assert run_to_end(project, "0.1")[0] == 0
     code, said = run_to_end(project, "0.01")

@@ -1,4 +1,6 @@
-"""save_model_secs=0: a program that saves by itself is as safe as any other, and procsv writes no files by time."""
+"""With save_model_secs=0 a program that saves by itself is as safe as any other, and procsv writes
+no periodic files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ with sv.managed_session() as session:
 """
 
 
-def test_with_save_model_secs_0_there_are_snapshots_and_saves_at_a_crash_a_notice_and_the_end_and_no_others(
+def test_with_save_model_secs_0_procsv_takes_snapshots_and_saves_only_at_a_crash_a_notice_and_the_end(
     tmp_path: Path,
 ) -> None:
     program, done = tmp_path / "train.py", tmp_path / "done"

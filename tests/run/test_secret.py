@@ -1,7 +1,8 @@
-"""Launches that have a secret in a file: their keys follow from it, none is in the logdir, and who has another one is told so.
+"""Launches derive their keys from a secret file, keep keys out of the logdir, and refuse a launch
+with another secret.
 
-Launches whose scheduler says at which host each is need no file to find each other (test_machines_by_address.py): these are told what
-Slurm tells.
+They learn their tasks from Slurm's variables. Launches whose scheduler gives the hosts need no
+shared file to find each other (test_machines_by_address.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ENDED = dict.fromkeys(TASKS, 0)
 
 
 class InStep(Machines):
-    """Each launch is told that it is a process of one Slurm step."""
+    """Each launch gets the variables of one process in a Slurm step."""
 
     def own_variables(self, task: TaskId) -> dict[str, str]:
         rank, ranks = self.tasks.index(task), len(self.tasks)
@@ -71,7 +72,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         assert run.codes() == ENDED
 
 
-def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) -> None:
+def test_a_launch_with_another_secret_or_none_learns_the_reason(tmp_path: Path) -> None:
     own, other = secret(tmp_path), secret(tmp_path, "other", b"x" * 32)
     with launches(tmp_path) as run:
         chief = run.launch("chief", "--secret-file", own)
@@ -88,7 +89,7 @@ def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) ->
         assert run.codes() == ENDED
 
 
-def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so(tmp_path: Path) -> None:
+def test_a_launch_with_a_secret_learns_that_the_coordinator_has_none(tmp_path: Path) -> None:
     with launches(tmp_path) as run:
         chief = run.launch("chief")
         refused = run.launch("worker.0", "--secret-file", secret(tmp_path))
@@ -100,7 +101,7 @@ def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so
         assert run.codes() == ENDED
 
 
-def test_a_file_that_is_no_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with launches(tmp_path) as run:
         for path, said in (
             (secret(tmp_path, "short", b"short"), "has 5 bytes, "),

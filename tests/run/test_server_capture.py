@@ -1,4 +1,4 @@
-"""Servers of a launch capture their own variables: what lies in memory, and is saved, is what the chief would have fetched."""
+"""The servers of a launch capture their own variables, with the same result as when the chief fetches them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def is_back(run: Launched) -> bool:
     return bool(news[-1]["event"] == "session_recovered")
 
 
-def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restored_when_these_die_in_it(
+def test_row_61_servers_capture_variables_of_every_kind_and_restore_them_after_dying_during_a_capture(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -121,7 +121,7 @@ def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restor
         check(run, stopped["durable_step"])
 
 
-def test_row_61_a_chief_that_dies_while_its_servers_copy_leaves_nothing_torn_and_the_next_captures_by_them(
+def test_row_61_a_chief_that_dies_during_its_servers_copy_leaves_nothing_torn_and_the_next_one_captures(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -148,7 +148,7 @@ def test_row_61_a_chief_that_dies_while_its_servers_copy_leaves_nothing_torn_and
 
 
 @pytest.mark.parametrize(("how", "why"), [("unable", "procsv.take"), ("forgets", "not today")])
-def test_a_server_that_cannot_capture_is_said_once_and_the_chief_fetches_what_it_has(
+def test_a_server_that_cannot_capture_is_reported_once_and_the_chief_fetches_its_variables(
     tmp_path: Path, how: str, why: str
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)

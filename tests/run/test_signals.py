@@ -1,7 +1,8 @@
-"""SIGTERM to the processes of a run, one by one, to all at once in any order, and twice: the table in docs/command-line.md.
+"""SIGTERM to one process, to all in any order, or twice, does what the table in
+docs/command-line.md says.
 
-Without TensorFlow: the chief trains arrays, and the worker is in a step when it is signalled.  Of servers that hold variables:
-test_signals_to_servers.py.
+Without TensorFlow: the chief trains arrays, and the worker is in a step when it is signalled.
+test_signals_to_servers.py has servers that hold variables.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def check_end(run: Launched) -> int:
 
 
 @pytest.mark.long
-def test_each_process_that_is_signalled_alone_or_twice_ends_at_its_step_and_is_started_again_or_goes_on(
+def test_each_process_signalled_alone_or_twice_ends_at_its_step_and_restarts_or_continues(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(ARRAYS)
@@ -85,7 +86,7 @@ def test_each_process_that_is_signalled_alone_or_twice_ends_at_its_step_and_is_s
 
 
 @pytest.mark.parametrize("first", ["tasks", "twice", pytest.param("launch", marks=pytest.mark.long)])
-def test_all_at_once_end_in_their_order_whoever_hears_it_first(tmp_path: Path, first: str) -> None:
+def test_processes_signalled_together_end_in_order_whichever_gets_the_signal_first(tmp_path: Path, first: str) -> None:
     (tmp_path / "train.py").write_text(ARRAYS)
     with launched(tmp_path / "run", *TASKS, "train.py", cwd=tmp_path) as run:
         for task in ("chief", "worker.0"):
@@ -99,7 +100,7 @@ def test_all_at_once_end_in_their_order_whoever_hears_it_first(tmp_path: Path, f
         assert order.index("worker.0") < order.index("chief") < order.index("ps.0"), order
 
 
-def test_of_a_gang_the_chief_saves_before_the_others_end_who_were_all_signalled(tmp_path: Path) -> None:
+def test_when_a_whole_gang_is_signalled_the_chief_saves_before_the_others_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(test_gang.ARRAYS)
     with launched(tmp_path / "run", *test_gang.OPTIONS, "train.py", cwd=tmp_path) as run:
         run.wait_event("gang_formed")
@@ -121,9 +122,7 @@ def tree(run: Machines) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["launches", "tasks"])
-def test_all_processes_of_all_launches_end_in_their_order_and_a_spare_one_takes_no_place(
-    tmp_path: Path, first: str
-) -> None:
+def test_all_processes_of_all_launches_end_in_order_and_no_spare_steps_in(tmp_path: Path, first: str) -> None:
     launches = ("chief", "worker.0", "ps.0", "spare.0")
     with machines(tmp_path, launches, "--spare-nodes", "1", "--grace", "60s", program=ARRAYS) as run:
         chief = run.launch_all()

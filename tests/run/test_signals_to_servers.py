@@ -1,4 +1,4 @@
-"""SIGTERM to all processes of a run whose variables are on a server, or in step on all replicas: the last step of all tasks is saved."""
+"""After SIGTERM to all processes, the last step of all tasks is saved, from servers and from replicas in step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ manager.close()
     [("launch", IN_STEP), ("chief", IN_STEP), ("worker", COORDINATED)],
     ids=["launch", "chief", "coordinated"],
 )
-def test_what_lies_on_a_server_is_saved_to_the_last_step_of_all_tasks(tmp_path: Path, first: str, program: str) -> None:
+def test_variables_on_a_server_are_saved_up_to_the_last_step_of_all_tasks(
+    tmp_path: Path, first: str, program: str
+) -> None:
     """Each is the first to hear it, and the others at once, twice."""
     (tmp_path / "train.py").write_text(program)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "600", "--grace", "60s")

@@ -1,4 +1,4 @@
-"""A container's default of 64 MB of shared memory: said once, and training and checkpoints go on."""
+"""With a container's default of 64 MB shared memory, training and checkpoints go on after one message."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ with procsv.Supervisor(saver=saver, summary_op=None).managed_session() as sessio
 @pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
 @pytest.mark.long
-def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(tmp_path: Path) -> None:
+def test_a_state_that_outgrows_shared_memory_is_saved_by_staging_from_then_on(tmp_path: Path) -> None:
     logdir, program = tmp_path / "logdir", tmp_path / "growing.py"
     program.write_text(GROWING)
     done = _launch_with_64_mb("--snapshot-secs", "0.2", "--logdir", str(logdir), str(program))

@@ -1,4 +1,4 @@
-"""The soak that `scripts/soak` makes as long as one likes, for some seconds: nothing grows, nothing is lost or left."""
+"""A few seconds of `scripts/soak`: nothing grows, and nothing is lost or left behind."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_nothing_grows_and_nothing_is_lost_while_processes_are_killed_every_few_
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_nothing_is_lost_wrong_or_left_after_troubles_of_several_kinds(tmp_path: Path) -> None:
+def test_nothing_is_lost_wrong_or_left_behind_after_several_kinds_of_trouble(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="psv-", dir="/tmp") as place:  # short: socket paths have 107 bytes
         assert soak_by_mixed_trouble(Path(place) / "ground", MINUTES, EVERY_S, seed=5) == []
 
@@ -36,11 +36,11 @@ def test_forks_of_one_standby_train_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_no_program_that_is_no_training_is_ended_for_a_hang(tmp_path: Path) -> None:
+def test_a_program_that_does_not_train_is_not_ended_for_a_hang(tmp_path: Path) -> None:
     assert soak_by_bystanders(tmp_path / "programs", MINUTES) == []
 
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_no_task_of_a_healthy_run_of_several_is_ended_or_started_again(tmp_path: Path) -> None:
+def test_no_task_of_a_healthy_run_is_ended_or_restarted(tmp_path: Path) -> None:
     assert soak_by_group(tmp_path / "group", MINUTES) == []

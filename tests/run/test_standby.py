@@ -1,4 +1,4 @@
-"""The standby with real processes: its forks are trainers, and nobody can tell from the result; its death is nobody's."""
+"""A trainer forked from the standby gives the same result as any other, and the standby's death harms nothing."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def undisturbed() -> str:
 
 
 @pytest.mark.long
-def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
+def test_each_later_trainer_is_forked_from_the_standby_and_neither_program_nor_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
     with trained(tmp_path / "kills", 5, TEST_POOLS="1", TEST_FLAG="as it was started") as run:
@@ -214,7 +214,7 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
 
 
 @pytest.mark.long
-def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:
+def test_a_standbys_death_harms_nothing_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:
     may_wait = tmp_path / "may wait"
     with trained(tmp_path, 3, PROCSV_FAILPOINTS=f"standby.wait=await({may_wait})") as run:
         run.wait_spawned("standby")
@@ -278,7 +278,7 @@ with sv.managed_session() as sess:
 
 
 @pytest.mark.long
-def test_a_first_launch_begins_with_the_trainer_whose_imports_the_standby_makes_as_they_come(tmp_path: Path) -> None:
+def test_a_first_launch_starts_the_trainer_at_once_and_the_standby_repeats_its_imports(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LATE)
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py")
     with launched(tmp_path / "logdir", *options, cwd=tmp_path, standby=None) as run:
@@ -326,7 +326,7 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
 
 
 @pytest.mark.long
-def test_the_same_command_again_starts_from_a_standby_unless_the_program_is_another_now(
+def test_the_same_command_again_starts_from_a_standby_unless_the_program_has_changed(
     tmp_path: Path, undisturbed: str
 ) -> None:
     with trained(tmp_path, 5) as run:
@@ -362,7 +362,7 @@ A_THREAD = "threading.Thread(target=threading.Event().wait, name='ticker', daemo
     [("", ""), (A_THREAD, "the thread ticker")],
     ids=["quiet", "a thread"],
 )
-def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_changed_one_is_imported_anew(
+def test_a_library_is_forked_only_if_it_starts_nothing_and_a_changed_one_is_imported_again(
     tmp_path: Path, start: str, why: str
 ) -> None:
     installed = tmp_path / "site-packages"

@@ -1,4 +1,4 @@
-"""A program that never ends its Supervisor: its last state is saved all the same, and the last step told is the true one."""
+"""A program that never ends its Supervisor has its last state saved, and the last reported step is true."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_that_never_ends_its_supervisor_loses_no_step(tmp_path: Path, end: str) -> None:
+def test_a_program_that_never_closes_its_supervisor_loses_no_step(tmp_path: Path, end: str) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM + ENDS[end])
     with launched(tmp_path / "logdir", "--drop-in", "--snapshot-secs", "600", str(program)) as run:

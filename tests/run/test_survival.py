@@ -1,6 +1,6 @@
-"""What a run must survive: its processes are killed, and nobody can tell from the result.
+"""A run survives the kill of any of its processes, and its result does not change.
 
-Of digits where TensorFlow has a part in it; else of NumPy arrays.
+The programs train on digits where TensorFlow matters, and NumPy arrays elsewhere.
 """
 
 import itertools
@@ -105,7 +105,7 @@ RUNS = "sys.exit(digits.main())\n"
 SNAPSHOT_S = 0.3
 
 
-def test_row_01_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_and_change_no_bit(
+def test_row_01_killing_the_trainer_costs_only_the_steps_since_the_last_snapshot_and_changes_no_bit(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:
     rng, pause = random.Random(SEED), threading.Event()
@@ -166,7 +166,7 @@ def _read_record(path: Path) -> tuple[dict[int, float], dict[int, float]]:
     return found["step"], found["snapshot"]
 
 
-def test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start(tmp_path: Path) -> None:
+def test_a_kill_before_the_first_step_costs_only_the_start(tmp_path: Path) -> None:
     comes_to_no_step = "trainer.compile@1=hang"
     with launched(tmp_path / "logdir", ARRAYS[0], "50", "0.01", PROCSV_FAILPOINTS=comes_to_no_step) as run:
         run.wait_spawned("trainer")

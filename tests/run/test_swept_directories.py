@@ -1,4 +1,6 @@
-"""Memory and runtime directory of a run that was killed with all its processes: resumed from, or swept by another run's launch."""
+"""A run killed with all its processes resumes from its memory, which another run's launch sweeps
+once its logdir is gone.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def launch_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_row_84_a_run_that_was_killed_whole_resumes_from_memory_and_leaves_none_once_its_logdir_is_deleted(
+def test_row_84_a_run_whose_processes_were_all_killed_resumes_from_memory_and_leaves_none_without_its_logdir(
     tmp_path: Path,
 ) -> None:
     logdir, step = tmp_path / "logdir", -1

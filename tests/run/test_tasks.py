@@ -1,4 +1,6 @@
-"""Chief, workers, a parameter server and an evaluator under one launch: each is killed, and the others train on."""
+"""Under one launch the chief, workers, a parameter server and an evaluator are each killed while
+the others train on.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def wait_for_steps(run: Launched) -> None:
 
 
 @pytest.mark.long
-def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_its_address(
+def test_row_59_each_task_that_is_killed_or_frozen_comes_back_at_its_address(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -151,7 +153,7 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
 
 
 @pytest.mark.long
-def test_row_59_the_example_of_several_tasks_trains_on_through_kills_of_the_chief_also_at_its_last_step_and_ends(
+def test_row_59_the_several_tasks_example_completes_though_its_chief_is_killed_even_at_its_last_step(
     tmp_path: Path,
 ) -> None:
     tasks = ("--workers", "1", "--ps", "1", "--evaluators", "1")

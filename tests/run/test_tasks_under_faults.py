@@ -1,6 +1,8 @@
-"""Faults of several tasks: two at a time, of one that waits for another, notices, and tasks that end by themselves.
+"""Faults of several tasks: two at a time, in a task that waits for another, notices, and tasks that
+end by themselves.
 
-Where a server's variables have a part in it, of TensorFlow; else the chief trains NumPy arrays, and the others only say that they train.
+Tests that need a server's variables use TensorFlow; in the others the chief trains NumPy arrays and
+the rest only report training.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def states(run: Launched) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_must(tmp_path: Path) -> None:
+def test_row_62_two_faults_at_once_a_second_fault_and_frozen_tasks_cost_only_what_they_must(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     tasks = ("--workers", "2", "--ps", "2", "--evaluators", "1", "--fault", "stop ps.0 for 2s at step 40")
     with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
@@ -158,7 +160,7 @@ train_replicas()
 """
 
 
-def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Path) -> None:
+def test_row_63_a_run_survives_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDS_BY_ORDER)
     orders = tmp_path / "orders"
     orders.mkdir()
@@ -270,7 +272,7 @@ def notice(run: Launched, task: str, starts: int) -> None:
 
 
 @pytest.mark.long
-def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(tmp_path: Path) -> None:
+def test_row_64_a_run_handles_a_waiting_task_a_frozen_task_and_notices_to_one_or_all_tasks(tmp_path: Path) -> None:
     """A worker is killed before there is a model, and frozen for good; then the machines of single tasks, and of all, go away."""
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "closed").touch()

@@ -1,4 +1,4 @@
-"""A program that trains in a child process: it is saved where it says, and procsv says that it is not restarted."""
+"""A program that trains in a child process is saved where it asks, and procsv says that it will not restart it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ child.join()
 """
 
 
-def test_a_child_that_trains_goes_on_at_the_next_launch_and_is_said_not_to_be_restarted(tmp_path: Path) -> None:
+def test_a_child_that_trains_resumes_at_the_next_launch_and_the_user_learns_that_it_is_not_restarted(
+    tmp_path: Path,
+) -> None:
     """What it has trained is saved before the first launch ends, however long that takes."""
     program, logdir = tmp_path / "train.py", tmp_path / "mine"
     program.write_text(PROGRAM)

@@ -1,4 +1,4 @@
-"""A program whose restarts do not pay, trained under `procsv launch` with the real services."""
+"""A program whose restarts make no useful progress is given up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ with state_run(runtime, source, plan) as training:
 """
 
 
-def test_a_restart_names_the_state_that_it_really_uses_and_what_going_back_to_the_start_throws_away(
+def test_a_restart_names_the_state_that_it_uses_and_what_starting_over_throws_away(
     tmp_path: Path,
 ) -> None:
     program = tmp_path / "train.py"

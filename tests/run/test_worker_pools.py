@@ -1,4 +1,4 @@
-"""Programs that fork workers of their own: what they tell these is no notice to the run."""
+"""A SIGTERM that a program sends to its own forked workers is no notice to the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with training() as model:
 """
 
 
-def test_workers_that_a_program_forks_and_ends_with_sigterm_end_and_do_not_stop_the_run(tmp_path: Path) -> None:
+def test_workers_that_a_program_forks_and_ends_with_sigterm_do_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "logdir", "train.py", cwd=tmp_path) as run:
         assert run.wait_end() == 0

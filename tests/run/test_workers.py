@@ -1,4 +1,6 @@
-"""A worker that is not the chief, launched by itself: it is watched as any trainer, and waits for its chief in peace."""
+"""A worker launched without its chief is watched as any trainer, and may wait for the chief without
+being called hung.
+"""
 
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from tests.support.launched import environment, launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
-# The server, with the chief's part of the work, in a process of its own: initializes when it is told.
+# The server and the chief's part of the work, in its own process: it initializes on request.
 CHIEF = """
 import sys
 import tensorflow as tf
@@ -73,7 +75,7 @@ def chief() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_worker_waits_for_its_chief_without_being_called_hung_is_watched_and_ends_when_it_is_asked_to(
+def test_a_worker_that_waits_for_its_chief_is_not_called_hung_and_ends_on_request(
     tmp_path: Path, chief: subprocess.Popen[str]
 ) -> None:
     assert chief.stdin is not None
