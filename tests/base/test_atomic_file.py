@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, whatever fails on the way and wherever it is killed."""
+"""A file is replaced whole or not at all, whatever fails and whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_pieces_of_a_large_file_are_put_together(path: Path) -> None:
     assert path.read_bytes() == b"0,1,2,3,4,"
 
 
-def test_short_writes_are_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     replace_file(path, b"all of it, however slowly")
@@ -41,7 +41,7 @@ def test_short_writes_are_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "pieces"])
-def test_when_a_call_fails_the_old_file_stands_and_no_temporary_is_left(
+def test_when_a_call_fails_the_old_file_stays_and_no_temporary_is_left(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -61,7 +61,7 @@ def test_when_a_call_fails_the_old_file_stands_and_no_temporary_is_left(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_durable_is_synced_before_it_is_renamed_and_the_directory_after(
+def test_a_durable_file_is_synced_before_its_rename_and_its_directory_after(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -86,7 +86,7 @@ def test_what_is_durable_is_synced_before_it_is_renamed_and_the_directory_after(
 
 @pytest.mark.fault
 @pytest.mark.parametrize("call", ["os.write", "os.fsync", "os.close", "os.rename"])
-def test_killed_before_any_call_the_old_file_stands_and_the_next_call_clears_up(path: Path, call: str) -> None:
+def test_after_a_kill_before_any_call_the_old_file_stays_and_the_next_call_cleans_up(path: Path, call: str) -> None:
     source = """
         import os, signal, sys
         from pathlib import Path

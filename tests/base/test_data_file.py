@@ -1,4 +1,4 @@
-"""Files that anybody may have put where they lie."""
+"""Reading a file that anyone may have put there never hangs and never reads too much."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sock(path: Path) -> None:
 
 @pytest.mark.parametrize(("make", "what"), [(fifo, "FIFO"), (device, "link"), (sock, "s")])
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_CREAT | os.O_APPEND])
-def test_what_is_no_regular_file_is_refused_at_once_and_named(
+def test_anything_but_a_regular_file_is_refused_at_once_and_named(
     tmp_path: Path, make: Callable[[Path], None], what: str, flags: int
 ) -> None:
     make(tmp_path / "it")
@@ -40,13 +40,13 @@ def test_what_is_no_regular_file_is_refused_at_once_and_named(
     assert str(tmp_path / "it") in str(raised.value)
 
 
-def test_a_device_behind_a_link_is_refused_where_links_may_be_followed(tmp_path: Path) -> None:
+def test_a_device_behind_a_link_is_refused_even_where_links_may_be_followed(tmp_path: Path) -> None:
     device(tmp_path / "it")
     with pytest.raises(NotAFile, match="device"):
         read_data(tmp_path / "it", follows_links=True)
 
 
-def test_a_file_is_read_to_its_end_and_none_that_is_larger_than_it_may_be(tmp_path: Path) -> None:
+def test_a_file_is_read_to_its_end_and_one_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "it"
     path.write_bytes(b"x" * 2_000_000)
     assert read_data(path) == b"x" * 2_000_000
@@ -60,7 +60,7 @@ def test_a_file_is_read_to_its_end_and_none_that_is_larger_than_it_may_be(tmp_pa
         assert stream.read(3) == b"xxx"
 
 
-def test_a_file_that_is_not_there_and_a_directory_are_what_they_are_elsewhere(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_directory_raise_the_usual_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_data(tmp_path / "none")
     with pytest.raises(IsADirectoryError):

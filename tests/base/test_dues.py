@@ -1,15 +1,15 @@
-"""Of several moments the first is due, of those that never come none."""
+"""The earliest of several times is due, and "never" is never due."""
 
 from __future__ import annotations
 
 from procsv.base.clock import first_due_s
 
 
-def test_the_earliest_is_due_wherever_it_stands() -> None:
+def test_the_earliest_time_is_due_wherever_it_is_listed() -> None:
     assert first_due_s((3.0, None, 0.0, 7.0)) == 0.0
     assert first_due_s(iter([None, -1.0, 2.0])) == -1.0
 
 
-def test_nothing_is_due_where_nothing_ever_comes() -> None:
+def test_nothing_is_due_if_no_time_ever_comes() -> None:
     assert first_due_s(()) is None
     assert first_due_s((None, None)) is None

@@ -1,4 +1,4 @@
-"""The encoder of all files and messages: any text arrives as it was, also one with bytes that are not UTF-8."""
+"""The encoder of all files and messages preserves any text, even with bytes that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ DECODER = msgspec.msgpack.Decoder(Kept)
 @example(LATIN)
 @example(LOOKS_ESCAPED)
 @example("\\" + LATIN[-1] + "\\u" + LATIN[-1] + "005c")
-def test_any_text_is_read_back_as_it_was_written(text: str) -> None:
+def test_any_text_reads_back_as_it_was_written(text: str) -> None:
     kept = Kept(text, (text, b"\\udce9\xff"), {text: text}, {3: text})
     assert decode_json(encode_json(kept), Kept) == kept
     assert decode_msgpack(encode_msgpack(kept), DECODER) == kept
     assert decode_sealed(seal(encode_json(kept)), Kept) == kept
 
 
-def test_what_is_written_is_valid_unicode_that_shows_the_bytes() -> None:
+def test_encoded_text_is_valid_unicode_that_shows_the_bytes() -> None:
     assert json.loads(encode_json({"path": LATIN}).decode()) == {"path": r"caf\udce9"}
     assert msgspec.msgpack.decode(encode_msgpack({"path": LATIN})) == {"path": r"caf\udce9"}
 
 
-def test_text_without_such_bytes_is_written_as_ever() -> None:
+def test_text_without_such_bytes_is_written_unchanged() -> None:
     plain = Kept("é 日本 \n \\n \\u00e9", ("\0", b"\xff"))
     assert encode_json(plain) == msgspec.json.encode(plain)
     assert encode_msgpack(plain) == msgspec.msgpack.encode(plain)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b'{"text": 1}', rb'{"text": ["\\udce9"]}', b'"\xff\\\\udce9"'])
-def test_damaged_data_is_one_error(data: bytes) -> None:
+def test_damaged_data_raises_one_kind_of_error(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_json(data, Kept)
     with pytest.raises(msgspec.DecodeError):
@@ -74,7 +74,7 @@ def test_a_seal_notices_a_changed_byte_beside_escaped_ones() -> None:
         decode_sealed(data.replace(b"udce9", b"udce8"), Kept)
 
 
-def test_what_has_no_seal_counts_only_where_it_may_lack_one_and_a_wrong_one_nowhere() -> None:
+def test_data_without_a_seal_is_accepted_only_where_a_seal_may_be_missing_and_a_wrong_seal_never() -> None:
     bare, sealed = encode_json(Kept("a")), seal(encode_json(Kept("a")))
     assert decode_sealed(bare, Kept, may_lack_seal=True) == decode_sealed(sealed, Kept, may_lack_seal=True) == Kept("a")
     for wrong, may_lack_seal in ((bare, False), (sealed.replace(b'"a"', b'"b"'), True)):

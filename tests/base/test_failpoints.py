@@ -1,4 +1,4 @@
-"""Failpoints: the grammar, and what each action does to a process."""
+"""A failpoint plan is parsed as fail-rs does, and each action does what it says to the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def set_plan(patch: pytest.MonkeyPatch, text: str) -> None:
         ("", {}),
     ],
 )
-def test_a_plan_reads_as_fail_rs_would(text: str, tasks: dict[str, list[tuple[int, str, str]]]) -> None:
+def test_a_plan_is_parsed_as_fail_rs_parses_it(text: str, tasks: dict[str, list[tuple[int, str, str]]]) -> None:
     read = {name: [(t.left, t.action, t.argument) for t in row] for name, row in parse(text).items()}
     assert read == tasks
 
@@ -40,23 +40,23 @@ def test_a_plan_reads_as_fail_rs_would(text: str, tasks: dict[str, list[tuple[in
 @pytest.mark.parametrize(
     "text", ["a", "a=", "a=explode", "a=kill->", "a=50%kill", "a=*kill", "a=kill(", "a=-1*kill", "a=KILL"]
 )
-def test_what_is_wrong_in_a_plan_is_named(text: str) -> None:
+def test_an_error_in_a_plan_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="PROCSV_FAILPOINTS"):
         parse(text)
 
 
 @given(st.text())
-def test_any_text_is_a_plan_or_a_value_error(text: str) -> None:
+def test_any_text_is_a_plan_or_raises_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(parse(text), dict)
 
 
-def test_a_failpoint_that_nobody_planned_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unplanned_failpoint_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     set_plan(monkeypatch, "other=raise")
     assert failpoint("a") is False
 
 
-def test_tasks_follow_each_other_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_run_in_order_and_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     set_plan(monkeypatch, "a=2*off->1*torn->1*raise(now)->2*torn")
     assert [failpoint("a"), failpoint("a"), failpoint("a")] == [False, False, True]
     with pytest.raises(FailpointRaised, match="a: now"):
@@ -65,7 +65,7 @@ def test_tasks_follow_each_other_as_often_as_they_say(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("action", "number"), [("eio", 5), ("enospc", 28), ("enolck", 37)])
-def test_a_bad_disk_is_seen_as_the_system_shows_it(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
+def test_a_bad_disk_shows_the_errors_of_a_real_one(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
     set_plan(monkeypatch, f"a={action}")
     with pytest.raises(OSError, match="'a'") as caught:
         failpoint("a")
@@ -104,7 +104,7 @@ def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
 
 
 @pytest.mark.fault
-def test_a_thread_that_stops_its_process_does_nothing_more_before_it_is_woken(tmp_path: Path) -> None:
+def test_a_thread_that_stops_its_process_does_nothing_more_until_it_is_woken(tmp_path: Path) -> None:
     source = """
         import os, sys, threading
         from procsv.base.system.failpoints import failpoint
@@ -125,7 +125,7 @@ def test_a_thread_that_stops_its_process_does_nothing_more_before_it_is_woken(tm
 
 
 @pytest.mark.fault
-def test_a_process_that_waits_for_a_file_goes_on_once_that_is_there(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_a_file_continues_once_it_exists(tmp_path: Path) -> None:
     with running(SAYS, failpoints=f"a=await({tmp_path}/go)") as program:
         program.wait_said("before")
         (tmp_path / "go").touch()
@@ -138,7 +138,7 @@ def test_a_wrong_plan_ends_the_process_at_once() -> None:
         assert program.wait() == 1
 
 
-def test_every_failpoint_that_is_declared_is_used_and_the_other_way_round() -> None:
+def test_every_declared_failpoint_is_used_and_every_used_one_is_declared() -> None:
     declared: set[str] = set()
     used: set[str] = set()
     for folder in ("ipc", "services", "procsv"):

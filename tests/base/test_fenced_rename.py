@@ -1,4 +1,4 @@
-"""A fence: what it changes as long as it is ours, and that it changes nothing once its directory is gone."""
+"""A fenced rename works while the fence is ours and changes nothing once its directory is gone."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_what_is_placed_moves_and_is_there_when_it_is_placed_again(fence: FencedRename) -> None:
+def test_placing_moves_a_file_and_succeeds_again_when_it_is_already_in_place(fence: FencedRename) -> None:
     for _ in range(2):
         fence.place("staged", target_of(fence))
         assert target_of(fence).read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("durable", [{}, {"durable": False}])
-def test_what_is_put_replaces_the_old_file_and_is_synced_with_its_name_if_it_is_to_last(
+def test_putting_replaces_the_old_file_and_syncs_it_and_its_name_if_it_must_last(
     fence: FencedRename, monkeypatch: pytest.MonkeyPatch, durable: dict[str, bool]
 ) -> None:
     names = synced(monkeypatch)
@@ -55,7 +55,7 @@ def test_what_is_put_replaces_the_old_file_and_is_synced_with_its_name_if_it_is_
     assert names == ([] if durable else [".draft.target", fence.home.parent.name])
 
 
-def test_what_is_taken_away_lies_in_the_pen_and_stays_away_once_that_is_synced(
+def test_a_removed_file_goes_to_the_pen_and_stays_away_once_that_is_synced(
     fence: FencedRename, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = synced(monkeypatch)
@@ -68,7 +68,7 @@ def test_what_is_taken_away_lies_in_the_pen_and_stays_away_once_that_is_synced(
     assert names == ["fence"]
 
 
-def test_what_cannot_be_moved_is_removed(fence: FencedRename, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_moved_is_deleted(fence: FencedRename, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, "another filesystem")
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_moved_is_removed(fence: FencedRename, monkeypatch: pytes
     ids=["place", "put", "take away", "check"],
 )
 @pytest.mark.parametrize("mark", [MARK, ""])
-def test_nothing_is_changed_once_somebody_has_taken_it(
+def test_nothing_changes_once_another_process_has_taken_the_fence(
     fence: FencedRename, mark: str, change: Callable[[FencedRename], None]
 ) -> None:
     ours = FencedRename(fence.home, mark)
@@ -107,9 +107,7 @@ def test_nothing_is_changed_once_somebody_has_taken_it(
     assert target_of(fence).read_bytes() == b"old"
 
 
-def test_a_draft_that_is_swept_while_the_rest_of_it_still_stands_changes_nothing(
-    fence: FencedRename, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeping_part_of_a_draft_changes_nothing_else(fence: FencedRename, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = disk.rename
 
     def sweep(source: Path, target: Path) -> None:
@@ -121,7 +119,7 @@ def test_a_draft_that_is_swept_while_the_rest_of_it_still_stands_changes_nothing
     assert target_of(fence).read_bytes() == b"old"
 
 
-def test_a_directory_that_is_gone_is_an_error_and_no_takeover(fence: FencedRename) -> None:
+def test_a_missing_directory_is_an_error_and_not_a_takeover(fence: FencedRename) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         fence.put(fence.home.parent / "gone" / "target", b"new")
     assert not isinstance(caught.value, Fenced)

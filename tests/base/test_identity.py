@@ -1,4 +1,4 @@
-"""A process's identity has one name, which reads back, and the names of a run with one trainer are the bare roles."""
+"""A process identity has one name, which parses back. In a run with one trainer the names are the bare roles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES = sorted(PROGRAM_ROLES | {task.role for task in (*SERVICES, WATCHDOG, STAN
 
 
 @given(st.builds(TaskId, st.sampled_from(ROLES), st.integers(0, 10_000)))
-def test_a_name_is_read_back_as_the_task_it_names(task: TaskId) -> None:
+def test_a_name_parses_back_to_its_task(task: TaskId) -> None:
     assert TaskId.parse(str(task)) == task
 
 
@@ -23,7 +23,7 @@ def test_the_only_trainer_and_the_services_are_named_by_their_role() -> None:
     assert [str(task) for task in (TRAINER, *SERVICES, WATCHDOG)] == ["trainer", "checkpoint", "summary", "watchdog"]
 
 
-def test_a_role_that_a_run_has_several_of_is_always_numbered() -> None:
+def test_a_role_with_several_tasks_is_always_numbered() -> None:
     names = [str(TaskId(role, index)) for role in sorted(NUMBERED_ROLES) for index in (0, 1)]
     assert names == [f"{role}.{index}" for role in ("evaluator", "ps", "spare", "worker") for index in (0, 1)]
     assert str(TaskId("trainer", 1)) == "trainer.1"
@@ -32,7 +32,7 @@ def test_a_role_that_a_run_has_several_of_is_always_numbered() -> None:
 @pytest.mark.parametrize(
     "name", ["", "worker", "trainer.0", "worker.01", "worker.-1", "worker.1.2", "../x", "Worker.1"]
 )
-def test_what_names_no_task_is_refused(name: str) -> None:
+def test_a_text_that_names_no_task_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(name))):
         TaskId.parse(name)
 

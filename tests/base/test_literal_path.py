@@ -1,4 +1,4 @@
-"""Paths that TensorFlow reads as patterns have another name for it."""
+"""A path that TensorFlow would read as a pattern gets another name for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from procsv.base.location import lasting_path, literal_path
 
 
 @pytest.mark.parametrize("name", ["[x]", "a*", "b?", "c\\d", "caf\udce9"])
-def test_a_directory_has_a_name_without_patterns_as_long_as_it_is_needed(tmp_path: Path, name: str) -> None:
+def test_a_directory_has_a_name_without_patterns_for_as_long_as_it_is_needed(tmp_path: Path, name: str) -> None:
     directory = tmp_path / name
     directory.mkdir()
     (directory / "model-1.index").write_text("here")
@@ -22,12 +22,12 @@ def test_a_directory_has_a_name_without_patterns_as_long_as_it_is_needed(tmp_pat
 
 
 @pytest.mark.parametrize("path", ["/l/model.ckpt-7", "/l/model.ckpt-7-?????-of-00002", "gs://bucket/[x]/model-1"])
-def test_every_other_path_stays_as_it_is(path: str) -> None:
+def test_every_other_path_is_unchanged(path: str) -> None:
     with literal_path(path) as readable:
         assert readable == path
 
 
-def test_a_directory_that_is_not_utf_8_has_a_name_that_lasts(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_utf_8_has_a_lasting_name(tmp_path: Path) -> None:
     directory = tmp_path / "caf\udce9"
     directory.mkdir()
     (directory / "model-1.index").write_text("here")

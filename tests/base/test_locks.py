@@ -1,4 +1,4 @@
-"""Locks: one holder, gone with its last process, and never taken by who only looks."""
+"""A lock has one holder, is released with its last process, and cannot be taken by looking at it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.lock"
 
 
-def test_a_lock_has_one_holder_and_says_who(path: Path) -> None:
+def test_a_lock_has_one_holder_and_names_it(path: Path) -> None:
     first, second = FileLock(path), FileLock(path)
     assert not first.is_held()
     assert first.holder() is None
@@ -52,7 +52,7 @@ def test_a_lock_has_one_holder_and_says_who(path: Path) -> None:
     second.release()
 
 
-def test_who_lets_go_leaves_the_file_which_is_no_lock(path: Path) -> None:
+def test_releasing_leaves_a_file_that_holds_no_lock(path: Path) -> None:
     first, second = FileLock(path), FileLock(path)
     assert first.try_acquire("a much longer text than the next one", 1.0)
     first.release_lock()
@@ -66,22 +66,22 @@ def test_who_lets_go_leaves_the_file_which_is_no_lock(path: Path) -> None:
     second.release()
 
 
-def test_a_lock_in_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_lock_in_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "gone" / "run.lock")
     with pytest.raises(FileNotFoundError):
         lock.try_acquire("x", 0.0)
     assert not lock.is_held()
 
 
-def test_a_file_of_something_else_names_no_holder(path: Path) -> None:
+def test_a_file_with_other_contents_names_no_holder(path: Path) -> None:
     path.write_bytes(b"\xff{")
     assert FileLock(path).holder() is None
 
 
-def test_a_lock_whose_file_was_removed_under_the_hands_of_who_takes_it_is_taken_anew(
+def test_a_lock_whose_file_is_removed_while_it_is_being_taken_is_taken_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its holder unlinks as it lets go: whoever then locked the old file holds nothing."""
+    """The holder unlinks the file as it releases, so a lock on the old file holds nothing."""
     opened = 0
     real_open = os.open
 
@@ -121,7 +121,7 @@ def test_a_lock_dies_with_its_holder(path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_an_inherited_lock_is_held_until_the_last_of_the_tree_is_dead(path: Path) -> None:
+def test_an_inherited_lock_is_held_until_the_last_process_of_the_tree_is_dead(path: Path) -> None:
     with running(HOLDER, path, "yes") as holder:
         child = int(holder.wait_said("child"))
         fd = os.pidfd_open(child)
@@ -137,7 +137,7 @@ def test_an_inherited_lock_is_held_until_the_last_of_the_tree_is_dead(path: Path
 
 
 @pytest.mark.fault
-def test_looking_takes_the_lock_from_nobody(path: Path) -> None:
+def test_looking_at_a_lock_takes_it_from_nobody(path: Path) -> None:
     looker = """
         import sys
         from pathlib import Path
@@ -159,7 +159,7 @@ def test_looking_takes_the_lock_from_nobody(path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_of_many_that_want_it_at_once_one_gets_it(path: Path) -> None:
+def test_only_one_of_many_that_want_the_lock_gets_it(path: Path) -> None:
     racer = """
         import sys
         from pathlib import Path
@@ -178,7 +178,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(path: Path) -> None:
         assert sorted(program.wait_said("got") for program in (a, b, c)) == ["False", "False", "True"]
 
 
-def test_a_lock_can_be_looked_at_although_its_file_was_removed(path: Path) -> None:
+def test_a_lock_can_be_read_although_its_file_was_removed(path: Path) -> None:
     lock = FileLock(path)
     assert lock.try_acquire("x", 0.0)
     look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR)
@@ -204,7 +204,9 @@ DIRECTORY_HOLDER = """
 
 
 @pytest.mark.parametrize("failpoints", ["", "locks.directory=enolck"], ids=["locks", "no locks"])
-def test_a_directory_is_locked_by_its_holders_and_their_heirs_who_can_be_named(tmp_path: Path, failpoints: str) -> None:
+def test_a_directory_is_locked_by_its_holders_and_their_children_who_can_be_named(
+    tmp_path: Path, failpoints: str
+) -> None:
     with running(DIRECTORY_HOLDER, tmp_path, "hand on", failpoints=failpoints) as holder:
         child = int(holder.wait_said("child"))
         fd = os.pidfd_open(child)
@@ -224,7 +226,7 @@ def test_a_directory_is_locked_by_its_holders_and_their_heirs_who_can_be_named(t
         lock.release_lock()
 
 
-def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_path: Path) -> None:
+def test_a_directorys_lock_moves_with_it_and_follows_its_replacement(tmp_path: Path) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     lock = DirectoryLock(home)
@@ -245,7 +247,7 @@ def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_pat
         held.release_lock()
 
 
-def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_tell_of_is_kept(
+def test_a_stale_directory_lock_is_taken_again_and_an_unreadable_one_is_kept(
     stale_files: StaleMount,
 ) -> None:
     home = stale_files.directory / "home"
@@ -268,7 +270,7 @@ def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_t
     lock.release_lock()
 
 
-def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_path: Path) -> None:
+def test_a_deleted_locked_directory_is_told_apart_from_a_moved_one(tmp_path: Path) -> None:
     path = tmp_path / "home"
     path.mkdir()
     lock = DirectoryLock(path)
@@ -283,7 +285,7 @@ def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_
         lock.release_lock()
 
 
-def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_replacement_directory_that_another_process_has_locked_is_not_followed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     lock, other = DirectoryLock(home), DirectoryLock(home)
@@ -310,7 +312,7 @@ def stop(pid: int) -> None:
     until(lambda: process_state(pid) == "T", lambda: os.sched_yield())
 
 
-def test_a_holder_that_is_stopped_is_woken_and_who_held_it_before_is_left_alone(path: Path) -> None:
+def test_a_stopped_holder_is_woken_and_the_previous_holder_is_left_alone(path: Path) -> None:
     with running(HOLDER, path, "no") as holder:
         assert holder.wait_said("got") == "True"
         stop(holder.pid)
@@ -330,7 +332,7 @@ def test_a_holder_that_is_stopped_is_woken_and_who_held_it_before_is_left_alone(
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_lock_file_that_was_removed_is_made_and_locked_again_by_its_holder(path: Path, *, is_replaced: bool) -> None:
+def test_the_holder_recreates_and_relocks_a_lock_file_that_was_removed(path: Path, *, is_replaced: bool) -> None:
     lock, other = FileLock(path), FileLock(path)
     assert lock.try_acquire("procsv launch", 12.5)
     assert lock.relock(), "it is in place"
@@ -347,7 +349,7 @@ def test_a_lock_file_that_was_removed_is_made_and_locked_again_by_its_holder(pat
     assert not path.exists()
 
 
-def test_a_lock_that_another_has_taken_meanwhile_stays_with_that_one(path: Path) -> None:
+def test_a_lock_that_another_process_took_in_the_meantime_stays_with_it(path: Path) -> None:
     lock, other = FileLock(path), FileLock(path)
     assert lock.try_acquire("first", 1.0)
     path.unlink()
@@ -361,7 +363,7 @@ def test_a_lock_that_another_has_taken_meanwhile_stays_with_that_one(path: Path)
     lock.release()
 
 
-def test_a_lock_without_a_directory_is_restored_when_there_is_one(tmp_path: Path) -> None:
+def test_a_lock_whose_directory_is_missing_is_restored_when_it_returns(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "run" / "run.lock")
     lock.path.parent.mkdir()
     assert lock.try_acquire("first", 1.0)
@@ -374,7 +376,7 @@ def test_a_lock_without_a_directory_is_restored_when_there_is_one(tmp_path: Path
     lock.release()
 
 
-def test_who_looks_at_a_free_lock_leaves_it_free(path: Path) -> None:
+def test_looking_at_a_free_lock_leaves_it_free(path: Path) -> None:
     path.touch()
     with path.open() as looking, path.open() as taking:
         assert is_lock_free(looking.fileno())
@@ -382,14 +384,14 @@ def test_who_looks_at_a_free_lock_leaves_it_free(path: Path) -> None:
         assert not is_lock_free(looking.fileno())
 
 
-def test_a_lock_on_a_filesystem_that_has_locks_is_firm(tmp_path: Path) -> None:
+def test_a_lock_on_a_filesystem_with_locks_is_reliable(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path, is_firm=False)
     assert lock.try_acquire()
     assert lock.is_firm
     lock.release_lock()
 
 
-def test_a_lock_that_was_never_taken_is_let_go_of_and_released_without_a_trace(tmp_path: Path) -> None:
+def test_releasing_a_lock_that_was_never_taken_leaves_no_trace(tmp_path: Path) -> None:
     path, stdin = tmp_path / "run.lock", os.fstat(0)
     path.touch()
     unused = FileLock(path)
@@ -403,7 +405,7 @@ def test_a_lock_that_was_never_taken_is_let_go_of_and_released_without_a_trace(t
     assert os.path.samestat(os.fstat(0), stdin)
 
 
-def test_a_lock_whose_file_is_gone_is_released_all_the_same(path: Path) -> None:
+def test_a_lock_whose_file_is_gone_can_still_be_released(path: Path) -> None:
     lock = FileLock(path)
     assert lock.try_acquire("a test", 1.0)
     path.unlink()
@@ -411,7 +413,7 @@ def test_a_lock_whose_file_is_gone_is_released_all_the_same(path: Path) -> None:
     assert lock.fd == -1
 
 
-def test_a_directory_lock_is_of_a_directory_which_a_child_does_not_inherit_unasked(tmp_path: Path) -> None:
+def test_a_child_does_not_inherit_a_directory_lock_unless_asked_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         DirectoryLock(tmp_path / "file").try_acquire()
@@ -421,14 +423,14 @@ def test_a_directory_lock_is_of_a_directory_which_a_child_does_not_inherit_unask
     lock.release_lock()
 
 
-def test_a_directory_that_a_process_has_open_is_not_held_by_it_where_locks_are_known(tmp_path: Path) -> None:
+def test_opening_a_directory_does_not_hold_it_where_locks_work(tmp_path: Path) -> None:
     looks = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY)\nprint('here')\nsys.stdin.readline()"
     with running(looks, tmp_path) as looker:
         looker.wait_said("here")
         assert DirectoryLock(tmp_path).holders() == []
 
 
-def test_a_dead_holder_is_nobody_to_wake_and_one_of_an_older_procsv_has_no_date(path: Path) -> None:
+def test_a_dead_holder_is_not_woken_and_a_holder_of_an_older_procsv_has_no_start_time(path: Path) -> None:
     with running("print('here')") as dead:
         assert dead.wait() == 0
     path.write_text(f'{{"pid": {dead.pid}, "what": "a test"}}')
@@ -438,7 +440,7 @@ def test_a_dead_holder_is_nobody_to_wake_and_one_of_an_older_procsv_has_no_date(
     assert Holder(1, "").since == 0.0
 
 
-def test_who_only_looks_for_a_long_time_keeps_a_lock_from_being_taken_which_is_said(path: Path) -> None:
+def test_a_lock_that_a_reader_holds_for_long_cannot_be_taken(path: Path) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     assert try_lock(fd, fcntl.LOCK_SH)
     assert not FileLock(path).try_acquire("a test", 1.0)

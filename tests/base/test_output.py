@@ -1,4 +1,4 @@
-"""What is printed to a log on a full disk is lost, and nothing else."""
+"""A print to a log on a full disk loses that output and nothing else."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_a_print_to_a_full_disk_does_not_end_the_program(tmp_path: Path) -> None
     assert log.read_text() == "before\n"
 
 
-def test_a_line_is_in_the_log_when_it_has_been_printed(tmp_path: Path) -> None:
+def test_a_line_is_in_the_log_once_it_is_printed(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from procsv.base.system.output import keep_output_going; keep_output_going();"
         "print('a line'); sys.exit(Path(sys.argv[1]).read_text() != 'a line\\n')"
@@ -57,7 +57,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_log_that_is_stale_is_opened_anew_and_what_is_printed_after_its_end_is_dropped(
+def test_a_stale_log_is_reopened_and_output_after_its_end_is_dropped(
     stale_files: StaleMount,
 ) -> None:
     log = stale_files.directory / "log"

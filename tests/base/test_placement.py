@@ -1,4 +1,4 @@
-"""Place of a launch among those of its run, from environments of Slurm, TF_CONFIG and JobSets."""
+"""A launch finds its place in the run from Slurm's variables, TF_CONFIG or a JobSet's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def refusal(environment: Mapping[str, str], tasks: tuple[TaskId, ...] = (), clus
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------
-def test_a_process_of_a_step_has_the_task_of_its_rank() -> None:
+def test_a_process_of_a_slurm_step_gets_the_task_of_its_rank() -> None:
     placement = found(LAST_OF_THREE, list_tasks(1, 1, 0))
     assert (placement.kind, placement.task, placement.rank, placement.ranks) == ("slurm", PS, 2, 3)
     assert (placement.host, placement.scheduler) == ("n3", "slurm:2.0.0")
@@ -87,14 +87,14 @@ def test_a_process_of_a_step_has_the_task_of_its_rank() -> None:
 
 
 @given(group())
-def test_the_ranks_of_a_step_have_all_tasks_once_and_agree_on_the_rest(tasks: tuple[TaskId, ...]) -> None:
+def test_the_ranks_of_a_step_share_out_all_tasks_and_agree_on_the_rest(tasks: tuple[TaskId, ...]) -> None:
     placements = [found(in_step(rank, len(tasks)), tasks) for rank in range(len(tasks))]
     assert tuple(placement.task for placement in placements) == tasks
     assert {(placement.tasks, placement.scheduler) for placement in placements} == {(tasks, "slurm:2.0.0")}
     assert [placement.coordinates for placement in placements] == [True, *[False] * (len(tasks) - 1)]
 
 
-def test_a_requeued_job_and_a_second_step_are_other_starts_of_the_run() -> None:
+def test_a_requeued_job_and_a_second_step_are_new_starts_of_the_run() -> None:
     first = in_step(0, 4)
     requeued, step = first | {"SLURM_RESTART_COUNT": "1"}, first | {"SLURM_STEP_ID": "1"}
     identities = [found(environment, GROUP).scheduler for environment in (first, requeued, step)]
@@ -102,7 +102,7 @@ def test_a_requeued_job_and_a_second_step_are_other_starts_of_the_run() -> None:
 
 
 @given(group(), st.integers(2, 30), st.data())
-def test_every_rank_of_a_step_of_the_wrong_size_says_both_sizes(
+def test_every_rank_of_a_step_of_the_wrong_size_reports_both_sizes(
     tasks: tuple[TaskId, ...], ranks: int, data: st.DataObject
 ) -> None:
     if ranks != len(tasks):
@@ -111,7 +111,7 @@ def test_every_rank_of_a_step_of_the_wrong_size_says_both_sizes(
         assert f"--ntasks={len(tasks)}" in text
 
 
-def test_the_refusal_of_a_step_names_the_options_and_what_they_make() -> None:
+def test_refusing_a_step_names_the_options_and_the_tasks_they_make() -> None:
     said = refusal(in_step(1, 3), GROUP)
     for words in ("3 tasks", "--workers 2 --ps 1 make 4 (1 chief, 2 workers, 1 ps)", "srun --ntasks=4"):
         assert words in said
@@ -119,7 +119,7 @@ def test_the_refusal_of_a_step_names_the_options_and_what_they_make() -> None:
     assert "--evaluators 1 makes 2 (1 chief, 1 evaluator)" in refusal(in_step(1, 3), list_tasks(0, 0, 1))
 
 
-def test_the_last_ranks_of_a_step_with_spare_nodes_have_no_task() -> None:
+def test_the_last_ranks_of_a_step_with_spare_nodes_get_no_task() -> None:
     placements = [find_placement("auto", in_step(rank, 6), GROUP, 2) for rank in range(6)]
     assert [str(p.task) for p in placements if p] == ["chief", "worker.0", "worker.1", "ps.0", "spare.0", "spare.1"]
     assert {(p.tasks, tuple(map(str, p.spares))) for p in placements if p} == {(GROUP, ("spare.0", "spare.1"))}
@@ -127,7 +127,7 @@ def test_the_last_ranks_of_a_step_with_spare_nodes_have_no_task() -> None:
         find_placement("auto", in_step(1, 4), GROUP, 1)
 
 
-def test_spare_nodes_are_refused_where_nothing_could_take_the_place_of_anything() -> None:
+def test_spare_nodes_are_refused_if_they_could_replace_nothing() -> None:
     for environment, tasks, cluster, why in (
         ({}, GROUP, "auto", "--spare-nodes"),
         (in_step(0, 4), GROUP, "local", "--spare-nodes"),
@@ -139,7 +139,7 @@ def test_spare_nodes_are_refused_where_nothing_could_take_the_place_of_anything(
             find_placement(cluster, environment, tasks, 1)
 
 
-def test_a_launch_that_begins_again_has_the_task_that_it_was_told_and_its_own_name() -> None:
+def test_a_launch_that_restarts_keeps_its_given_task_and_its_own_name() -> None:
     move = Move("slurm:2.0.0", OTHER, (TaskId("spare", 1),))
     environment = in_step(4, 6, **{MOVED: msgspec.json.encode(move).decode()})
     placement = find_placement("auto", environment, GROUP, 2)
@@ -158,20 +158,20 @@ def test_a_batch_script_a_lone_process_and_a_step_of_single_trainings_are_local(
     assert find_placement("slurm", in_step(0, 1), ()) is None
 
 
-def test_slurm_asked_for_where_there_is_no_step_says_what_is_missing() -> None:
+def test_asking_for_slurm_outside_of_a_step_names_what_is_missing() -> None:
     assert "SLURM_STEP_NUM_TASKS" in refusal({}, GROUP, "slurm")
     text = refusal(in_step(1, 3), (), "slurm")
     assert "3 tasks" in text
     assert "without --workers makes 1 (1 chief)" in text
 
 
-def test_parts_of_a_heterogeneous_job_are_not_taken_for_one_step() -> None:
+def test_parts_of_a_heterogeneous_job_do_not_count_as_one_step() -> None:
     assert "heterogeneous" in refusal(in_step(4, 4), GROUP)
 
 
 # -- TF_CONFIG ---------------------------------------------------------------------------------------------------
 @given(group(), st.randoms())
-def test_each_task_of_a_cluster_finds_itself_and_the_others_where_tensorflow_finds_them(
+def test_each_task_of_a_cluster_finds_itself_and_the_others_where_tensorflow_does(
     tasks: tuple[TaskId, ...], random: Any
 ) -> None:
     addresses, evaluators = addresses_of(tasks), sum(task.role == "evaluator" for task in tasks)
@@ -193,14 +193,14 @@ def test_each_task_of_a_cluster_finds_itself_and_the_others_where_tensorflow_fin
 CLUSTER = make_cluster({CHIEF: "a:1", WORKER: "b:1", OTHER: "b:2", PS: "c:1"})
 
 
-def test_a_cluster_is_told_from_another_by_its_addresses() -> None:
+def test_a_cluster_is_told_apart_from_another_by_its_addresses() -> None:
     other = CLUSTER | {"ps": ["d:1"]}
     identities = {found(in_cluster(cluster, "chief")).scheduler for cluster in (CLUSTER, other)}
     assert len(identities) == 2
     assert all(identity.startswith("tf-config:") for identity in identities)
 
 
-def test_a_member_of_a_cluster_knows_its_host_and_where_the_chief_can_be_found() -> None:
+def test_a_member_of_a_cluster_knows_its_own_host_and_where_to_find_the_chief() -> None:
     placement = found(in_cluster(CLUSTER, "worker", "1"))
     assert (placement.task, placement.host, placement.coordinator) == (OTHER, "b", "a:2223")
     assert found(in_cluster(CLUSTER, "ps", PROCSV_PORT="4000")).coordinator == "a:4000"
@@ -209,7 +209,7 @@ def test_a_member_of_a_cluster_knows_its_host_and_where_the_chief_can_be_found()
     assert "PROCSV_PORT is 70000" in refusal(in_cluster(CLUSTER, "ps", PROCSV_PORT="70000"))
 
 
-def test_tf_config_comes_before_slurm_and_slurm_before_a_job() -> None:
+def test_tf_config_takes_precedence_over_slurm_and_slurm_over_a_jobset() -> None:
     pod, step = in_pod(PS), in_step(0, 4)
     assert found(pod | step | in_cluster(CLUSTER, "ps"), GROUP).kind == "tf-config"
     assert found(pod | step, GROUP).kind == "slurm"
@@ -217,14 +217,14 @@ def test_tf_config_comes_before_slurm_and_slurm_before_a_job() -> None:
     assert found(pod | step | in_cluster(CLUSTER, "ps"), GROUP, "indexed-job").kind == "indexed-job"
 
 
-def test_options_that_say_the_same_as_the_cluster_change_nothing_and_others_are_refused() -> None:
+def test_options_that_agree_with_the_cluster_change_nothing_and_others_are_refused() -> None:
     assert found(in_cluster(CLUSTER, "ps"), GROUP) == found(in_cluster(CLUSTER, "ps"))
     text = refusal(in_cluster(CLUSTER, "ps"), list_tasks(3, 0, 0))
     assert text.startswith("TF_CONFIG")
     assert "4 (1 chief, 2 workers, 1 ps), --workers 3 makes 4 (1 chief, 3 workers)" in text
 
 
-def test_evaluators_are_in_no_cluster_and_are_those_that_all_launches_were_told_of() -> None:
+def test_evaluators_are_in_no_cluster_and_every_launch_must_be_given_their_number() -> None:
     asked = list_tasks(0, 0, 1)
     evaluator = found(in_cluster(CLUSTER, "evaluator", HOSTNAME="far"), asked)
     assert (evaluator.task, evaluator.rank, evaluator.host) == (EVALUATOR, 4, "far")
@@ -244,7 +244,7 @@ def test_evaluators_are_in_no_cluster_and_are_those_that_all_launches_were_told_
         json.dumps({"cluster": CLUSTER}),
     ],
 )
-def test_a_tf_config_without_a_cluster_or_without_a_task_is_none_unless_it_is_asked_for(text: str) -> None:
+def test_a_tf_config_without_a_cluster_or_a_task_is_ignored_unless_it_is_asked_for(text: str) -> None:
     assert find_placement("auto", {"TF_CONFIG": text}, ()) is None
     assert "TF_CONFIG" in refusal({"TF_CONFIG": text}, (), "tf-config")
 
@@ -255,7 +255,7 @@ def test_a_cluster_of_one_task_is_a_run_of_one_task() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "chief", '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}'])
-def test_a_tf_config_that_nobody_can_read_is_one_error_that_shows_what_it_looks_like(text: str) -> None:
+def test_an_unreadable_tf_config_is_one_error_that_shows_its_form(text: str) -> None:
     said = refusal({"TF_CONFIG": text})
     assert said.startswith("TF_CONFIG")
     assert '"task": {"type": "worker", "index": 0}' in said
@@ -278,7 +278,7 @@ def test_a_tf_config_that_nobody_can_read_is_one_error_that_shows_what_it_looks_
         ({"worker": ["a:1"], "ps": ["a:1"]}, "worker", 0, "a:1 2 times"),
     ],
 )  # fmt: skip
-def test_a_cluster_that_cannot_be_is_refused_with_what_is_wrong_with_it(
+def test_an_impossible_cluster_is_refused_naming_what_is_wrong(
     cluster: dict[str, Any], role: str, index: object, words: str
 ) -> None:
     said = refusal(in_cluster(cluster, role, index))
@@ -288,7 +288,7 @@ def test_a_cluster_that_cannot_be_is_refused_with_what_is_wrong_with_it(
 
 # -- JobSets -----------------------------------------------------------------------------------------------------
 @given(group())
-def test_each_pod_finds_itself_under_the_name_by_which_the_others_find_it(tasks: tuple[TaskId, ...]) -> None:
+def test_each_pod_knows_itself_by_the_name_that_the_others_use(tasks: tuple[TaskId, ...]) -> None:
     placements = {task: found(in_pod(task), tasks) for task in tasks}
     assert [placement.task for placement in placements.values()] == list(tasks)
     assert len({placement.host for placement in placements.values()}) == len(tasks)
@@ -300,7 +300,7 @@ def test_each_pod_finds_itself_under_the_name_by_which_the_others_find_it(tasks:
         assert placement.coordinator == f"{placements[tasks[0]].host}:2223"
 
 
-def test_a_pod_is_named_as_a_jobset_names_it() -> None:
+def test_a_pod_is_named_as_its_jobset_names_it() -> None:
     placement = found(in_pod(OTHER), GROUP)
     assert (placement.kind, placement.host, placement.scheduler) == (
         "indexed-job",
@@ -313,7 +313,7 @@ def test_a_pod_is_named_as_a_jobset_names_it() -> None:
     assert placement.coordinator == "digits-chief-0-0.net:7000"
 
 
-def test_a_pod_that_the_options_do_not_know_is_refused_with_what_they_make() -> None:
+def test_a_pod_that_the_options_do_not_include_is_refused_naming_the_tasks_they_make() -> None:
     said = refusal(in_pod(TaskId("worker", 2)), GROUP)
     for words in ("worker.2 by PROCSV_TASK_TYPE and JOB_COMPLETION_INDEX", "--workers 2 --ps 1 make 4 ("):
         assert words in said
@@ -329,7 +329,7 @@ def test_a_pod_without_a_role_and_a_jobset_of_one_pod_are_local() -> None:
     assert "PROCSV_TASK_TYPE" in refusal({"JOB_COMPLETION_INDEX": "0"}, GROUP, "indexed-job")
 
 
-def test_in_a_run_that_begins_again_a_pod_is_what_its_environment_says_and_any_other_launch_what_it_is_told() -> None:
+def test_when_a_run_restarts_a_pod_keeps_its_environments_place_and_other_launches_get_a_new_one() -> None:
     pod, step = found(in_pod(OTHER), GROUP), found(in_step(0, 4), GROUP)
 
     assert pod.follow(OTHER, ()) is None
@@ -338,7 +338,7 @@ def test_in_a_run_that_begins_again_a_pod_is_what_its_environment_says_and_any_o
 
 
 # -- all of them -------------------------------------------------------------------------------------------------
-def test_a_launch_by_a_task_of_another_run_is_local() -> None:
+def test_a_launch_from_within_a_task_of_another_run_is_local() -> None:
     everything = in_step(0, 4) | in_cluster(CLUSTER, "ps") | in_pod(PS)
     assert find_placement("auto", everything | {"PROCSV_ROLE": "ps.0"}, GROUP) is None
 
@@ -357,7 +357,7 @@ def test_an_environment_without_any_scheduler_is_local() -> None:
     ),
     st.sampled_from([(), GROUP]),
 )
-def test_no_environment_whatever_is_anything_but_a_placement_or_a_refusal(
+def test_any_environment_gives_a_placement_or_a_refusal(
     cluster: str, environment: dict[str, str], tasks: tuple[TaskId, ...]
 ) -> None:
     with contextlib.suppress(UserError):

@@ -1,4 +1,4 @@
-"""Plain values come back as what they were, to the bit."""
+"""Plain values are restored exactly, bit for bit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_array_comes_back_with_its_type_and_shape(array: Any) -> None:
     assert np.array_equal(again, array)
 
 
-def test_the_state_of_random_generators_comes_back() -> None:
+def test_the_state_of_a_random_generator_comes_back() -> None:
     assert decode(encode(random.getstate())) == random.getstate()
     kind, numbers, *rest = np.random.get_state()
     again = decode(encode((kind, numbers, *rest)))
@@ -73,12 +73,14 @@ def test_the_state_of_random_generators_comes_back() -> None:
 @pytest.mark.parametrize(
     "value", [object(), [print], {"a": lambda: None}, np.array([object()]), np.float32, type("I", (int,), {})()]
 )
-def test_what_is_not_plain_is_known(value: Any) -> None:
+def test_a_value_that_is_not_plain_is_recognized(value: Any) -> None:
     assert find_unkept(value)
 
 
 @pytest.mark.parametrize("shares_arrays", [False, True])
-def test_a_copy_does_not_change_with_its_original_but_for_large_arrays_that_may_be_shared(shares_arrays: bool) -> None:
+def test_a_copy_does_not_change_with_its_original_except_for_large_arrays_that_may_be_shared(
+    shares_arrays: bool,
+) -> None:
     value: dict[str, Any] = {"a": [np.zeros(3)], "b": np.zeros(BIG_ARRAY_BYTES)}
     copy = still(value, shares_arrays=shares_arrays)
     value["a"][0][0] = 1

@@ -1,4 +1,4 @@
-"""The end of a process group, whatever the one who ends it has left to look with."""
+"""A process group is ended even when its killer has no descriptor left to inspect it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ print(child.wait())
 """
 
 
-def test_a_group_is_killed_without_a_descriptor_to_look_with() -> None:
+def test_a_group_is_killed_without_a_free_descriptor() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "-9\n", done.stderr

@@ -1,4 +1,6 @@
-"""A watchdog of several machines takes more descriptors for itself alone, and shows its memory to nobody."""
+"""A watchdog of several machines raises its own descriptor limit only, and hides its memory from
+other processes.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,9 @@ def run(source: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_child_has_the_limit_that_the_user_has_set() -> None:
+def test_a_child_keeps_the_limit_that_the_user_has_set() -> None:
     assert run(RAISES) == ["True", "200", "True", "200"]
 
 
-def test_no_other_process_of_the_user_looks_into_one_that_has_keys() -> None:
+def test_no_other_process_of_the_user_can_inspect_one_that_holds_keys() -> None:
     assert run(HIDES) == ["0", "1"]

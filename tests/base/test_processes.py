@@ -1,4 +1,4 @@
-"""Processes: started apart, watched by pidfd, ended with their whole tree, reaped exactly once."""
+"""Processes are started in their own session, watched by pidfd, ended with their whole tree and reaped once."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def wait_gone(pid: int) -> None:
 
 # -- ends --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("code", [0, 1, 75, 255])
-def test_an_exit_code_is_reported_as_it_was_given(nursery: Nursery, code: int) -> None:
+def test_an_exit_code_is_reported_unchanged(nursery: Nursery, code: int) -> None:
     assert wait(nursery.start(f"raise SystemExit({code})")) == Exit(code, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_a_signal_that_ended_it_is_reported_and_named(nursery: Nursery, number: signal.Signals) -> None:
+def test_a_fatal_signal_is_reported_and_named(nursery: Nursery, number: signal.Signals) -> None:
     child = nursery.start("import time; print('up', flush=True); time.sleep(1000)")
     nursery.output()
     child.signal(number)
@@ -98,13 +98,13 @@ def test_a_signal_that_ended_it_is_reported_and_named(nursery: Nursery, number: 
     assert (ended.signal_name, str(ended)) == (number.name, number.name)
 
 
-def test_an_end_says_itself_in_words() -> None:
+def test_an_exit_has_a_description_in_words() -> None:
     assert str(Exit(3, None)) == "exit code 3"
     assert Exit(3, None).signal_name is None
     assert str(Exit(None, 250)) == "SIG250"
 
 
-def test_death_is_noticed_at_once(nursery: Nursery) -> None:
+def test_a_death_is_noticed_at_once(nursery: Nursery) -> None:
     child = nursery.start("import time; print('up', flush=True); time.sleep(1000)")
     nursery.output()
     assert not child.has_ended()
@@ -117,7 +117,7 @@ def test_death_is_noticed_at_once(nursery: Nursery) -> None:
     assert child.has_ended()
 
 
-def test_a_dead_child_keeps_its_pid_until_it_is_reaped_and_is_reaped_once(nursery: Nursery) -> None:
+def test_a_dead_child_keeps_its_pid_until_it_is_reaped_exactly_once(nursery: Nursery) -> None:
     child = nursery.start("raise SystemExit(4)")
     waiter = Waiter()
     waiter.register(child.pidfd)
@@ -134,7 +134,7 @@ def test_a_dead_child_keeps_its_pid_until_it_is_reaped_and_is_reaped_once(nurser
         os.fstat(child.pidfd)
 
 
-def test_reaping_ends_what_is_left_of_the_group(nursery: Nursery) -> None:
+def test_reaping_ends_the_rest_of_the_group(nursery: Nursery) -> None:
     child = nursery.start(FAMILY, "leave")  # standard input is empty: it leaves at once
     near, far = map(int, nursery.output().split()[1:])
     assert wait(child).code == 0
@@ -144,7 +144,7 @@ def test_reaping_ends_what_is_left_of_the_group(nursery: Nursery) -> None:
     wait_gone(far)
 
 
-def test_a_tree_is_ended_with_the_grandchild_that_has_its_own_session(nursery: Nursery) -> None:
+def test_a_tree_is_ended_with_a_grandchild_that_has_its_own_session(nursery: Nursery) -> None:
     child = nursery.start(FAMILY, "stay")
     near, far = map(int, nursery.output().split()[1:])
     assert {process.pid for process in descendants(child.pid)} == {near, far}
@@ -154,7 +154,7 @@ def test_a_tree_is_ended_with_the_grandchild_that_has_its_own_session(nursery: N
         wait_gone(pid)
 
 
-def test_a_signal_for_one_process_leaves_its_tree_alone(nursery: Nursery) -> None:
+def test_a_signal_to_one_process_leaves_its_tree_alone(nursery: Nursery) -> None:
     child = nursery.start(FAMILY, "stay")
     near, far = map(int, nursery.output().split()[1:])
     child.signal(signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_a_signal_for_one_process_leaves_its_tree_alone(nursery: Nursery) -> Non
 
 
 # -- starts ------------------------------------------------------------------------------------------------------
-def test_a_child_has_its_own_session_an_empty_input_and_its_output_in_the_log(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_child_has_its_own_session_an_empty_stdin_and_its_output_in_the_log(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import os, sys
         assert os.getsid(0) == os.getpid() == os.getpgid(0)
@@ -178,7 +178,7 @@ def test_a_child_has_its_own_session_an_empty_input_and_its_output_in_the_log(nu
     assert nursery.log.read_text().endswith("and the errors\nagain\n"), "a log is appended to"
 
 
-def test_a_child_inherits_the_descriptors_that_are_named_and_no_others(nursery: Nursery) -> None:
+def test_a_child_inherits_only_the_named_descriptors(nursery: Nursery) -> None:
     read_end, write_end = os.pipe()
     other, _ = pair = os.pipe()
     os.set_inheritable(other, True)
@@ -198,7 +198,7 @@ def test_a_child_inherits_the_descriptors_that_are_named_and_no_others(nursery: 
         os.close(fd)
 
 
-def test_a_program_that_is_not_there_is_an_error_and_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         spawn([str(tmp_path / "nothing")], env={}, log=tmp_path / "log")
@@ -221,7 +221,7 @@ def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nurs
         identify(child.pid)
 
 
-def test_row_30_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else() -> None:
+def test_row_30_a_later_process_with_the_same_pid_or_from_another_boot_is_a_different_one() -> None:
     me = identify(os.getpid())
     assert me.is_alive()
     assert not ProcessIdentity(me.pid, me.started - 1.0, me.boot).is_alive()
@@ -229,7 +229,7 @@ def test_row_30_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else
     assert me.boot == boot_id() != ""
 
 
-def test_row_33_setting_the_clock_changes_nobody_s_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_33_setting_the_clock_changes_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     me = identify(os.getpid())
     monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 0.0)
@@ -237,7 +237,7 @@ def test_row_33_setting_the_clock_changes_nobody_s_identity(monkeypatch: pytest.
     assert identify(os.getpid()) == me
 
 
-def test_a_name_that_looks_like_its_own_status_line_confuses_nobody(nursery: Nursery) -> None:
+def test_a_process_name_that_looks_like_its_own_stat_line_is_parsed_correctly(nursery: Nursery) -> None:
     source = """
         from pathlib import Path
         Path("/proc/self/comm").write_text("a) Z 1 2 (b")
@@ -264,7 +264,7 @@ def test_an_external_process_is_watched_and_ended_with_its_tree() -> None:
             wait_gone(pid)
 
 
-def test_an_external_process_that_was_dead_before_it_was_looked_at_has_ended() -> None:
+def test_an_external_process_that_died_before_it_was_first_seen_counts_as_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(20.0)
     assert ExternalProcess(process.pid).has_ended()

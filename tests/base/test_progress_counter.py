@@ -1,4 +1,4 @@
-"""The count of how far jobs have come."""
+"""The progress counter of jobs moves with disk work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from procsv.base.system import disk, progress_counter
 from procsv.services.checkpoint.format.manifest import sum_file
 
 
-def test_whatever_is_done_to_a_disk_moves_the_count_and_so_does_reading_what_is_large(tmp_path: Path) -> None:
+def test_disk_changes_and_large_reads_move_the_count(tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     seen = [progress_counter.value()]
     disk.write_file(source, (b"x",), durable=False)
@@ -24,7 +24,7 @@ def test_whatever_is_done_to_a_disk_moves_the_count_and_so_does_reading_what_is_
     assert len(set(seen)) == len(seen)
 
 
-def test_within_what_nobody_can_see_into_there_is_no_count(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_inspected_has_no_count(tmp_path: Path) -> None:
     before = progress_counter.value()
     with progress_counter.untracked():
         assert progress_counter.value() is None

@@ -1,4 +1,4 @@
-"""The file of a run's secret: what is too short, too long, or for everybody to read is refused, and how to make it right is said."""
+"""A secret file that is too short, too long or readable by others is refused with the fix."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-def test_it_is_read_without_the_line_end_that_an_editor_leaves(tmp_path: Path) -> None:
+def test_a_secret_is_read_without_the_newline_that_an_editor_adds(tmp_path: Path) -> None:
     assert read_secret(written(tmp_path / "s")) == SECRET
     assert read_secret(written(tmp_path / "t", SECRET + b"\r\n", 0o400)) == SECRET
 
 
 @pytest.mark.parametrize("last", [b"\n", b"\r", b"\r\n"])
-def test_one_of_random_bytes_is_read_as_it_is_whatever_it_ends_with(tmp_path: Path, last: bytes) -> None:
+def test_a_secret_of_random_bytes_is_read_unchanged_whatever_its_last_byte(tmp_path: Path, last: bytes) -> None:
     random = (b"\xff" + SECRET)[: 32 - len(last)] + last
     assert read_secret(written(tmp_path / "s", random)) == random
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
-def test_one_of_ours_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_our_own_secret_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     said = refusal(written(tmp_path / "s", mode=mode))
     assert f"{mode:04o}" in said
     assert f"chmod 600 {tmp_path / 's'}" in said
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o440, 0o400])
-def test_one_in_a_volume_of_kubernetes_is_as_the_manifest_says(tmp_path: Path, mode: int) -> None:
+def test_a_secret_in_a_kubernetes_volume_is_accepted_as_the_manifest_mounts_it(tmp_path: Path, mode: int) -> None:
     """As the kubelet lays it out: the file behind two links, so that all of a Secret changes at once."""
     (tmp_path / "..2026_11_24").mkdir()
     written(tmp_path / "..2026_11_24" / "secret", mode=mode)
@@ -59,7 +59,7 @@ def test_one_in_a_volume_of_kubernetes_is_as_the_manifest_says(tmp_path: Path, m
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a root of a container")
-def test_one_that_is_roots_and_the_groups_is_read_by_the_user_of_a_pod(tmp_path: Path) -> None:
+def test_a_pods_user_can_read_a_secret_owned_by_root_and_its_group(tmp_path: Path) -> None:
     """As fsGroup leaves a Secret of mode 0400."""
     (root := tmp_path / "root").mkdir()
     (data := tmp_path / "volume" / "..data").mkdir(parents=True)
@@ -71,32 +71,32 @@ def test_one_that_is_roots_and_the_groups_is_read_by_the_user_of_a_pod(tmp_path:
     assert done.stdout == SECRET
 
 
-def test_another_link_to_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_second_link_to_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(written(tmp_path / "s", mode=0o644))
     assert "0644" in refusal(tmp_path / "link")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-def test_one_of_somebody_else_is_as_he_wants_it(tmp_path: Path) -> None:
+def test_another_users_secret_may_have_any_mode(tmp_path: Path) -> None:
     path = written(tmp_path / "s", mode=0o644)
     os.chown(path, NOBODY, -1)
     assert read_secret(path) == SECRET
 
 
-def test_what_is_too_short_or_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_secret_that_is_too_short_or_too_long_is_refused(tmp_path: Path) -> None:
     assert "has 31 bytes" in refusal(written(tmp_path / "s", SECRET[:31] + b"\n"))
     assert "head -c 32 /dev/urandom" in refusal(written(tmp_path / "s", b""))
     assert f"more than {SECRET_BYTES_MAX} bytes" in refusal(written(tmp_path / "s", b"x" * (SECRET_BYTES_MAX + 1)))
 
 
-def test_what_is_not_there_or_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_secret_or_one_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "s")
     assert "is no file" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert "is no file" in refusal(tmp_path / "pipe")
 
 
-def test_one_that_may_not_be_read_says_what_a_pod_needs(tmp_path: Path) -> None:
+def test_a_secret_without_read_permission_names_what_a_pod_needs(tmp_path: Path) -> None:
     path, user = written(tmp_path / "s", mode=0o000), os.geteuid()
     os.seteuid(NOBODY if user == 0 else user)
     try:

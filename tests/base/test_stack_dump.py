@@ -1,4 +1,4 @@
-"""The file that stacks are written to: made anew when somebody has removed it; and the main thread's stack comes first."""
+"""The stack file is recreated after removal, and the main thread's stack comes first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DUMPS = """
 """
 
 
-def test_row_50_stacks_are_written_to_the_file_that_is_there_and_to_the_log_while_there_can_be_none(
+def test_row_50_stacks_go_to_the_present_file_and_to_the_log_while_there_can_be_none(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run" / "stacks.1.txt"
@@ -67,7 +67,7 @@ BUSY = """
 """
 
 
-def test_of_a_process_that_is_woken_to_write_its_stacks_and_to_die_the_main_thread_writes_its_own_first(
+def test_a_process_that_is_woken_to_dump_its_stacks_and_die_writes_its_main_threads_stack_first(
     tmp_path: Path,
 ) -> None:
     stacks, log = tmp_path / "stacks.txt", tmp_path / "log"

@@ -1,4 +1,4 @@
-"""TensorFlow's start-up noise is told from a program's output, however the output is cut."""
+"""TensorFlow's start-up noise is filtered from a program's output, however the output is split."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def filtered(pieces: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("line", NOISE)
-def test_what_tensorflow_says_at_every_start_is_noise(line: bytes) -> None:
+def test_the_messages_of_every_tensorflow_start_are_noise(line: bytes) -> None:
     assert is_startup_noise(line)
 
 
 @pytest.mark.parametrize("line", NOISE)
-def test_noise_that_comes_in_two_pieces_is_noise(line: bytes) -> None:
+def test_noise_that_arrives_in_two_pieces_is_noise(line: bytes) -> None:
     for cut in range(len(line)):
         assert filtered([b"before\n" + line[:cut], line[cut:] + b"\nafter\n"]) == b"before\nafter\n", cut
 
 
 @pytest.mark.parametrize("line", OTHERS)
-def test_what_the_program_says_and_what_tells_of_trouble_is_not(line: bytes) -> None:
+def test_the_programs_output_and_warnings_are_not_noise(line: bytes) -> None:
     assert not is_startup_noise(line)
 
 
@@ -60,7 +60,9 @@ def test_what_the_program_says_and_what_tells_of_trouble_is_not(line: bytes) -> 
     st.booleans(),
     st.lists(st.integers(min_value=0, max_value=400), max_size=12),
 )
-def test_the_same_is_left_however_the_output_is_cut(lines: list[bytes], is_whole: bool, cuts: list[int]) -> None:
+def test_the_result_is_the_same_however_the_output_is_split(
+    lines: list[bytes], is_whole: bool, cuts: list[int]
+) -> None:
     data = b"\n".join(lines) + (b"\n" if is_whole else b"")
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = [data[start:end] for start, end in pairwise(places)]
@@ -69,7 +71,7 @@ def test_the_same_is_left_however_the_output_is_cut(lines: list[bytes], is_whole
     assert filtered(pieces) == filtered([data])
 
 
-def test_a_question_without_a_newline_is_shown_once_nothing_follows() -> None:
+def test_a_question_without_a_newline_is_shown_once_nothing_follows_it() -> None:
     noise = NoiseFilter()
     assert noise.pass_on(b"I0000 1 ready? ") == b"", "it may become noise"
     assert noise.release() == b"I0000 1 ready? "

@@ -1,4 +1,4 @@
-"""Activity of real processes: it changes when a thread of them runs, and for nothing else."""
+"""A process tree's activity changes only when one of its threads runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _tick(process: subprocess.Popen[str]) -> None:
     assert process.stderr.readline() == "tick\n"
 
 
-def test_what_waits_does_nothing_and_a_child_that_runs_once_is_seen(program: subprocess.Popen[str]) -> None:
+def test_a_waiting_tree_shows_no_activity_and_a_child_that_runs_once_is_seen(program: subprocess.Popen[str]) -> None:
     assert program.stdin is not None
     assert program.stdout is not None
     for _ in range(3):
@@ -76,5 +76,5 @@ def test_what_waits_does_nothing_and_a_child_that_runs_once_is_seen(program: sub
         assert tree_activity(program.pid) != still
 
 
-def test_nobody_has_no_activity() -> None:
+def test_a_missing_process_has_no_activity() -> None:
     assert tree_activity(2**22 + 1) is None

@@ -1,4 +1,4 @@
-"""The mark of a process tree: who has it, who is found by it, who is spared."""
+"""A mark in the environment finds every process of a run's tree and spares all others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def found(mark: str = MARK) -> set[int]:
     return {process.pid for process in marked}
 
 
-def test_a_run_within_a_run_is_found_by_both_marks_and_a_mark_stands_there_once() -> None:
+def test_a_nested_run_is_found_by_both_marks_and_carries_each_once() -> None:
     inner = add_mark(add_mark(add_mark({"A": "1"}, "outer"), "inner"), "outer")
 
     assert inner == {"A": "1", VARIABLE: "inner:outer"}
@@ -52,7 +52,7 @@ def test_a_run_within_a_run_is_found_by_both_marks_and_a_mark_stands_there_once(
     assert remove_mark(add_mark({"A": "1"}, "outer"), "outer") == {"A": "1"}
 
 
-def test_only_what_has_that_very_mark_is_found() -> None:
+def test_only_a_process_with_exactly_that_mark_is_found() -> None:
     with (
         living(add_mark({}, MARK)) as marked,
         living(add_mark(add_mark({}, MARK), "inner")) as nested,
@@ -63,7 +63,7 @@ def test_only_what_has_that_very_mark_is_found() -> None:
         assert found() == {marked.pid, nested.pid}
 
 
-def test_a_launch_from_within_the_tree_spares_itself_and_those_above_it() -> None:
+def test_a_launch_from_within_the_tree_spares_itself_and_its_ancestors() -> None:
     code = (
         "import os, subprocess, sys\n"
         "from procsv.base.system.tree_mark import find_marked\n"
@@ -107,7 +107,7 @@ MARKED, BARE = f"PATH=/bin\0{VARIABLE}=outer:{MARK}\0".encode(), b"PATH=/bin\0"
     ],
     ids=itertools.count(),  # the mark has the pid of the process that collects, and workers must agree
 )
-def test_what_falls_to_the_watchdog_is_of_the_run_by_its_id_or_its_lock(
+def test_an_orphan_adopted_by_the_watchdog_belongs_to_the_run_by_its_id_or_its_lock(
     environ: bytes, holds_lock: bool, is_init: bool, is_ours: bool
 ) -> None:
     assert is_of_run(environ, MARK, holds_lock=holds_lock, is_init=is_init) is is_ours

@@ -1,4 +1,4 @@
-"""The journal: whole lines, appended, whoever writes; a kill costs at most the line that was being written."""
+"""The journal holds whole lines from any number of writers. A kill costs at most the line being written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "procsv" / "journal.jsonl"
 
 
-def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Path) -> None:
+def test_a_line_has_its_time_event_role_attempt_and_fields(path: Path) -> None:
     clock = FakeClock(wall_offset_s=100.0)
     journal = Journal(path, clock)
     clock.advance(1.25)
@@ -40,11 +40,11 @@ def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Pat
     assert list(read_lines(path)) == [Line(101.25, "trainer", 3, killed)]
 
 
-def test_no_journal_reads_as_an_empty_one(path: Path) -> None:
+def test_a_missing_journal_reads_as_empty(path: Path) -> None:
     assert list(read_lines(path)) == []
 
 
-def test_the_pids_of_programs_are_those_of_all_launches_or_of_the_last(path: Path) -> None:
+def test_pids_of_programs_come_from_all_launches_or_from_the_last_one(path: Path) -> None:
     assert read_program_pids(path) == set()
     journal = Journal(path, FakeClock())
     for first in (10, 20):
@@ -56,7 +56,7 @@ def test_the_pids_of_programs_are_those_of_all_launches_or_of_the_last(path: Pat
     assert read_program_pids(path, of_last_launch=True) == {22, 23}
 
 
-def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
+def test_earlier_lines_stay_when_the_journal_is_opened_again(path: Path) -> None:
     for number in (1, 2):
         journal = Journal(path, FakeClock())
         append(journal, "run_started", WATCHDOG, number)
@@ -65,7 +65,7 @@ def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"time": 1.0, "ev', b"\xff\xfe", b"[1, 2]", b"7", b'"text"', b"\0\0\0"])
-def test_a_torn_last_line_is_passed_over_and_ended_by_the_next_writer(path: Path, torn: bytes) -> None:
+def test_a_torn_last_line_is_skipped_and_ended_by_the_next_writer(path: Path, torn: bytes) -> None:
     journal = Journal(path, FakeClock())
     append(journal, "spawned", TRAINER, 1)
     journal.close()
@@ -80,7 +80,7 @@ def test_a_torn_last_line_is_passed_over_and_ended_by_the_next_writer(path: Path
     assert torn + b"\n" in path.read_bytes()
 
 
-def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
+def test_a_line_cut_short_by_a_full_disk_does_not_damage_the_next_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, write = Journal(path, FakeClock()), os.write
@@ -95,7 +95,7 @@ def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
     assert b"\n\n" not in path.read_bytes()
 
 
-def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
+def test_any_text_stays_within_its_line(path: Path) -> None:
     journal = Journal(path, FakeClock())
     append(journal, "exited", TRAINER, 1, evidence="two\nlines\r\u2028 and \x00")
     append(journal, "run_started", TRAINER, 1, target="not UTF-8: \udcff", args=("\udc80",), hosts={"a": "\udc81"})
@@ -108,7 +108,7 @@ def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
+def test_two_concurrent_writers_never_mix_within_a_line(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path
@@ -140,7 +140,7 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path) -> None:
+def test_a_killed_writer_leaves_whole_lines_except_for_its_last(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path
@@ -168,7 +168,7 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     assert [line["event"] for line in read_journal(path)][whole:] == ["run_started"]
 
 
-def test_a_logdir_that_was_deleted_and_made_again_has_all_lines(path: Path) -> None:
+def test_a_logdir_that_was_deleted_and_recreated_gets_all_lines(path: Path) -> None:
     journal = Journal(path, FakeClock())
     append(journal, "run_started", WATCHDOG, 1)
     shutil.rmtree(path.parent)
@@ -194,7 +194,7 @@ def test_a_logdir_that_is_moved_away_and_back_misses_no_line(path: Path) -> None
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]
 
 
-def test_a_reader_that_is_asked_again_sees_what_one_that_reads_all_sees(tmp_path: Path) -> None:
+def test_a_reader_that_reads_repeatedly_sees_the_same_as_one_that_reads_once(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     reader = JournalReader(path)
     assert reader.lines() == []
@@ -213,7 +213,7 @@ def test_a_reader_that_is_asked_again_sees_what_one_that_reads_all_sees(tmp_path
     assert reader.lines() == []
 
 
-def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_has_lost(stale_files: StaleMount) -> None:
+def test_a_stale_journal_is_reopened_and_reports_what_its_filesystem_lost(stale_files: StaleMount) -> None:
     path, said = stale_files.directory / "procsv" / "journal.jsonl", list[str]()
     journal = Journal(path, FakeClock(), said.append)
     for number in (1, 2):
@@ -243,7 +243,7 @@ def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_ha
     assert len(said) == 3
 
 
-def test_a_reader_whose_file_goes_stale_while_it_is_read_reads_it_once_more(stale_files: StaleMount) -> None:
+def test_a_reader_whose_file_goes_stale_while_reading_reads_it_again(stale_files: StaleMount) -> None:
     path = stale_files.directory / "procsv" / "journal.jsonl"
     journal = Journal(path, FakeClock())
     append(journal, "ready", TRAINER, 1)
@@ -255,7 +255,7 @@ def test_a_reader_whose_file_goes_stale_while_it_is_read_reads_it_once_more(stal
     assert stale_files.met_by(os.getpid()) == {"read"}
 
 
-def test_a_journal_of_its_full_size_is_renamed_and_both_parts_are_read_as_one(
+def test_a_journal_at_its_size_limit_is_rotated_and_both_parts_are_read_as_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_file, "BYTES_MAX", 200)

@@ -1,4 +1,4 @@
-"""Tidying: all that a run leaves is known by name, and nothing else is touched."""
+"""Clean-up removes everything that a run creates and touches nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lay_out(paths: RunPaths) -> None:
     (paths.shm_dir / "staged.3.1" / "model.ckpt-1.index").touch()
 
 
-def test_nothing_that_a_run_makes_is_left(paths: RunPaths) -> None:
+def test_nothing_that_a_run_creates_is_left(paths: RunPaths) -> None:
     lay_out(paths)
     remove_run_files(paths)
     remove_shm_files(paths)
@@ -57,7 +57,7 @@ def test_nothing_that_a_run_makes_is_left(paths: RunPaths) -> None:
     assert not paths.shm_dir.exists()
 
 
-def test_where_snapshots_lie_in_the_run_directory_nothing_is_left_either(tmp_path: Path) -> None:
+def test_nothing_is_left_if_snapshots_are_in_the_run_directory(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "logs", tmp_path / "run", tmp_path / "run" / "shm")
     make_private_dir(paths.run_dir)
     make_private_dir(paths.shm_dir)
@@ -69,7 +69,7 @@ def test_where_snapshots_lie_in_the_run_directory_nothing_is_left_either(tmp_pat
     assert not paths.run_dir.exists()
 
 
-def test_what_is_to_be_kept_is_kept(paths: RunPaths) -> None:
+def test_files_to_keep_are_kept(paths: RunPaths) -> None:
     lay_out(paths)
     remove_run_files(paths, keep=frozenset({paths.run_lock}))
     remove_dirs(paths)
@@ -77,7 +77,7 @@ def test_what_is_to_be_kept_is_kept(paths: RunPaths) -> None:
     assert list(paths.run_dir.iterdir()) == [paths.run_lock]
 
 
-def test_what_is_none_of_ours_stays_and_so_does_its_directory(paths: RunPaths) -> None:
+def test_a_foreign_file_stays_and_so_does_its_directory(paths: RunPaths) -> None:
     lay_out(paths)
     for directory in (paths.run_dir, paths.shm_dir):
         (directory / "thesis.tex").touch()
@@ -90,7 +90,7 @@ def test_what_is_none_of_ours_stays_and_so_does_its_directory(paths: RunPaths) -
         assert sorted(path.name for path in directory.iterdir()) == ["staged", "thesis.tex"]
 
 
-def test_where_nothing_is_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_cleaning_up_nothing_does_nothing(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "logs", tmp_path / "run", tmp_path / "shm")
     remove_run_files(paths)
     remove_shm_files(paths)

@@ -1,4 +1,4 @@
-"""The lease of a logdir: what a found one means, and how ours is kept."""
+"""A logdir's lease shows whether its holder may live, and ours is kept until another run takes it."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def a_lease(**changes: Any) -> Lease:
         (ELSEWHERE, False, True, LeaseStanding.WATCHED),
     ],
 )
-def test_locks_speak_for_one_boot_and_pids_for_one_namespace_and_all_else_is_watched(
+def test_locks_count_within_one_boot_and_pids_within_one_namespace_and_other_leases_are_watched(
     place: ProcessSpace, has_lock: bool, is_alive: bool, standing: LeaseStanding
 ) -> None:
     assert judge_lease(a_lease(place=place), HERE, has_lock=has_lock, is_alive=is_alive) is standing
 
 
 @pytest.mark.parametrize("has_lock", [True, False])
-def test_a_file_that_is_no_lease_is_watched(has_lock: bool) -> None:
+def test_a_file_that_is_not_a_lease_is_watched(has_lock: bool) -> None:
     assert judge_lease(None, HERE, has_lock=has_lock, is_alive=True) is LeaseStanding.WATCHED
 
 
@@ -99,14 +99,14 @@ def test_a_damaged_lease_has_no_holder(paths: RunPaths, data: bytes) -> None:
     assert LeaseFile(paths).holder() is None
 
 
-def test_a_lease_is_read_through_no_link(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_lease_is_never_read_through_a_link(paths: RunPaths, tmp_path: Path) -> None:
     LeaseFile(paths).create(OURS)
     paths.lease.rename(tmp_path / "another")
     paths.lease.symlink_to(tmp_path / "another")
     assert LeaseFile(paths).holder() is None
 
 
-def test_a_renewal_is_left_to_the_disk_to_write(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_is_not_synced(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = list[object]()
     for name in ("fsync", "fsync_path"):
         monkeypatch.setattr(disk, name, synced.append)
@@ -117,14 +117,14 @@ def test_a_renewal_is_left_to_the_disk_to_write(paths: RunPaths, monkeypatch: py
 
 
 @pytest.mark.parametrize(("since", "is_one"), [(0.0, True), (-0.5, False), (0.5, True)])
-def test_a_lease_has_times_that_can_be_shown(paths: RunPaths, since: float, is_one: bool) -> None:
+def test_a_lease_has_times_that_can_be_printed(paths: RunPaths, since: float, is_one: bool) -> None:
     lease = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="")
     assert (lease.since, lease.renewed) == (0.0, 0.0)
     LeaseFile(paths).create(msgspec.structs.replace(lease, since=since))
     assert (LeaseFile(paths).holder() is not None) == is_one
 
 
-def test_age_is_told_by_the_clock_of_the_filesystem(paths: RunPaths) -> None:
+def test_a_leases_age_is_measured_by_the_clock_of_its_filesystem(paths: RunPaths) -> None:
     file = LeaseFile(paths)
     (paths.home / f".lease.{os.getpid()}.probe").touch()  # of one that was killed
     file.create(OURS)
@@ -135,7 +135,7 @@ def test_age_is_told_by_the_clock_of_the_filesystem(paths: RunPaths) -> None:
     assert list(paths.home.iterdir()) == [paths.lease]
 
 
-def test_a_lease_is_renewed_when_it_is_time_and_made_again_when_it_is_gone(paths: RunPaths) -> None:
+def test_a_lease_is_renewed_on_time_and_recreated_if_it_is_gone(paths: RunPaths) -> None:
     file = LeaseFile(paths)
     file.create(OURS)
     keeper = LeaseKeeper(paths, OURS, 10.0)
@@ -153,7 +153,7 @@ def test_a_lease_is_renewed_when_it_is_time_and_made_again_when_it_is_gone(paths
     assert file.holder() == a_lease(renewed=115.0)
 
 
-def test_a_lease_that_was_taken_is_never_renewed(paths: RunPaths) -> None:
+def test_a_lease_that_was_taken_over_is_never_renewed(paths: RunPaths) -> None:
     theirs = a_lease(run="1" * 16, place=ELSEWHERE)
     file = LeaseFile(paths)
     file.create(theirs)
@@ -161,8 +161,8 @@ def test_a_lease_that_was_taken_is_never_renewed(paths: RunPaths) -> None:
     assert file.holder() == theirs
 
 
-def test_a_lease_that_another_run_has_had_and_let_go_of_is_not_made_again(paths: RunPaths) -> None:
-    """Whoever has stood still for that long would write over what the other one has left."""
+def test_a_lease_that_another_run_has_held_and_released_is_not_recreated(paths: RunPaths) -> None:
+    """A holder that was frozen for that long would overwrite the other run's files."""
     ours, theirs = _run_file(paths, OURS.run), _run_file(paths, "1" * 16)
     keeper = LeaseKeeper(paths, OURS, 0.0)
     paths.run_json.write_bytes(seal(encode_json(ours)))
@@ -186,13 +186,13 @@ def _run_file(paths: RunPaths, run: str) -> RunFile:
     return RunFile(run=run, target="train.py", state="running", incarnation=1, **process, **directories)
 
 
-def test_a_directory_that_is_gone_takes_no_lease_away(paths: RunPaths) -> None:
+def test_a_missing_directory_does_not_cost_the_lease(paths: RunPaths) -> None:
     keeper = LeaseKeeper(paths, OURS, 0.0)
     paths.home.rmdir()
     assert keeper.renew(5.0, 105.0) is None
 
 
-def test_a_file_that_another_machine_replaces_while_it_is_read_is_read_once_more(stale_files: StaleMount) -> None:
+def test_a_file_that_another_machine_replaces_during_a_read_is_read_again(stale_files: StaleMount) -> None:
     paths = find_paths(stale_files.directory)
     paths.home.mkdir(mode=0o700)
     file, run = LeaseFile(paths), _run_file(paths, OURS.run)
@@ -215,7 +215,7 @@ def take_over(file: LeaseFile) -> None:
 
 
 @pytest.mark.parametrize("is_its_end", [False, True], ids=["renewal", "end"])
-def test_row_68_a_holder_that_stands_still_before_any_call_takes_nothing_back_from_who_has_taken_over(
+def test_row_68_a_holder_that_freezes_before_any_call_takes_nothing_back_from_its_successor(
     paths: RunPaths, is_its_end: bool
 ) -> None:
     file, at = LeaseFile(paths), 0
@@ -244,7 +244,7 @@ def replace(file: LeaseFile) -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["a lease", "none"])
-def test_row_68_of_who_takes_over_and_a_holder_that_replaces_its_lease_before_any_call_of_that_one_has_the_logdir(
+def test_row_68_either_the_successor_or_a_holder_that_renews_before_any_of_its_calls_has_the_logdir(
     paths: RunPaths, is_new: bool
 ) -> None:
     file, at, outcomes = LeaseFile(paths), 0, set[bool]()
@@ -267,7 +267,7 @@ def test_row_68_of_who_takes_over_and_a_holder_that_replaces_its_lease_before_an
     assert outcomes == {True, False}
 
 
-def test_what_others_have_put_in_the_place_of_a_pen_stays(paths: RunPaths, tmp_path: Path) -> None:
+def test_files_that_others_put_in_place_of_a_pen_stay(paths: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "file").touch()
     (paths.home / ".pen.1").symlink_to(tmp_path / "others")
@@ -277,7 +277,7 @@ def test_what_others_have_put_in_the_place_of_a_pen_stays(paths: RunPaths, tmp_p
     assert (paths.home / ".pen.2").exists()
 
 
-def test_a_pen_that_is_taken_again_and_again_writes_nothing(paths: RunPaths) -> None:
+def test_taking_a_pen_repeatedly_writes_nothing(paths: RunPaths) -> None:
     file, tried = LeaseFile(paths), list[int]()
 
     def write(fence: FencedRename) -> None:

@@ -1,4 +1,4 @@
-"""Which of a program's own files have changed since a trainer has imported them."""
+"""A change to a program's own files since the trainer imported them is noticed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record(home: Path, *more: Path) -> LoadedModules:
     return LoadedModules(files=files, home=str(home), attempt=1)
 
 
-def test_an_edit_and_a_deletion_are_changes_and_a_new_time_is_none(tmp_path: Path) -> None:
+def test_an_edit_or_a_deletion_is_a_change_and_a_new_time_is_not(tmp_path: Path) -> None:
     home = tmp_path / "project"
     before = record(home)
     os.utime(home / "train.py", (1, 1))
@@ -49,7 +49,7 @@ def test_an_edit_and_a_deletion_are_changes_and_a_new_time_is_none(tmp_path: Pat
     assert changed_files(before, str(home)) == ("train.py", "model.py")
 
 
-def test_a_project_that_was_moved_or_copied_has_not_changed_and_is_looked_at_where_it_is(tmp_path: Path) -> None:
+def test_a_moved_or_copied_project_is_unchanged_and_is_checked_where_it_is_now(tmp_path: Path) -> None:
     shared = tmp_path / "lib" / "shared.py"
     shared.parent.mkdir()
     shared.touch()
@@ -64,9 +64,7 @@ def test_a_project_that_was_moved_or_copied_has_not_changed_and_is_looked_at_whe
     assert changed_files(before, str(copy)) == ("model.py", "../lib/shared.py")
 
 
-def test_a_file_that_is_too_large_to_be_read_counts_by_its_size_and_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_too_large_to_read_is_compared_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "DIGEST_BYTES_MAX", 5)
     home = tmp_path / "project"
     before = record(home)
@@ -76,13 +74,13 @@ def test_a_file_that_is_too_large_to_be_read_counts_by_its_size_and_time(
     assert changed_files(before, str(home)) == ("model.py",)
 
 
-def test_versions_of_a_record_without_digests_are_compared_by_size_and_time() -> None:
+def test_a_record_without_digests_is_compared_by_size_and_time() -> None:
     assert File(1, 2, "").is_as(File(1, 2, "abc"))
     assert not File(1, 2, "").is_as(File(1, 3, "abc"))
     assert File(1, 2, "abc").is_as(File(3, 4, "abc"))
 
 
-def test_a_list_of_files_is_short_and_has_nothing_that_a_terminal_would_obey() -> None:
+def test_a_list_of_files_is_short_and_holds_nothing_that_a_terminal_obeys() -> None:
     assert list_files(("a.py", "\x1b[31mb.py")) == "a.py, \\x1b[31mb.py"
     assert list_files([f"{number}.py" for number in range(20)]).endswith("7.py and 12 more")
 
@@ -110,7 +108,7 @@ def change(paths: RunPaths, **changes: Any) -> None:
     write_loaded(paths.imports, msgspec.structs.replace(read_own(paths.imports), **changes))
 
 
-def test_the_next_launch_of_a_command_imports_ahead_what_the_one_before_has_imported(left: RunPaths) -> None:
+def test_the_next_launch_of_a_command_preloads_what_the_previous_one_imported(left: RunPaths) -> None:
     assert take_earlier(left, COMMAND)
     assert read_loaded(left.loaded).modules == ("numpy",)
 
@@ -120,15 +118,13 @@ def test_the_next_launch_of_a_command_imports_ahead_what_the_one_before_has_impo
     [{"logdir_id": "0123456789abcdef"}, {"logdir_id": ""}, {"environment": {"BROWSER": "/tmp/evil"}}, {"modules": ()}],
     ids=str,
 )
-def test_what_another_logdir_or_another_environment_says_is_not_imported(
-    left: RunPaths, changes: dict[str, Any]
-) -> None:
+def test_nothing_is_preloaded_from_another_logdir_or_environment(left: RunPaths, changes: dict[str, Any]) -> None:
     change(left, **changes)
     assert not take_earlier(left, COMMAND)
     assert not left.loaded.exists()
 
 
-def test_a_copied_logdir_says_nothing_of_what_to_import(left: RunPaths, tmp_path: Path) -> None:
+def test_a_copied_logdir_preloads_nothing(left: RunPaths, tmp_path: Path) -> None:
     make_id(left.home)
     change(left, logdir_id=find_paths(tmp_path / "run").id)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")

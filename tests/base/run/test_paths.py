@@ -1,4 +1,4 @@
-"""Places: one run however its logdir is spelt, in directories that nobody else can have laid."""
+"""A run has one set of paths however its logdir is spelt, in directories that no other user can have prepared."""
 
 from __future__ import annotations
 
@@ -54,49 +54,47 @@ def test_two_logdirs_are_two_runs(logdir: Path) -> None:
     assert len(logdir_hash(logdir)) == 16
 
 
-def test_a_logdir_that_is_not_there_yet_is_the_same_run_when_it_is(tmp_path: Path) -> None:
+def test_a_logdir_is_the_same_run_before_and_after_it_is_created(tmp_path: Path) -> None:
     before = find_paths(tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (tmp_path / "new").mkdir()
     assert find_paths(tmp_path / "new") == before
 
 
-def test_a_logdir_whose_name_is_not_utf_8_has_its_places(tmp_path: Path) -> None:
+def test_a_logdir_whose_name_is_not_utf_8_has_all_its_paths(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     odd.mkdir()
     assert find_paths(odd).logdir == odd
 
 
-def test_finding_makes_nothing(logdir: Path) -> None:
+def test_finding_the_paths_creates_nothing(logdir: Path) -> None:
     paths = find_paths(logdir)
     assert list(logdir.iterdir()) == []
     assert not paths.run_dir.exists()
     assert not paths.shm_dir.exists()
 
 
-def test_the_run_directory_lies_where_the_system_keeps_such(logdir: Path) -> None:
+def test_the_run_directory_is_where_the_system_keeps_such_directories(logdir: Path) -> None:
     paths = find_paths(logdir)
     assert paths.run_dir == Path(os.environ["XDG_RUNTIME_DIR"]) / f"procsv-{logdir_hash(logdir)}"
     assert paths.shm_dir.parent in (SHM_ROOT, paths.run_dir)
 
 
 @pytest.mark.parametrize("runtime", ["", "/nowhere/at/all", "/proc/version"])
-def test_without_a_runtime_directory_it_lies_in_the_temporary_one(
+def test_without_a_runtime_directory_the_temporary_one_is_used(
     logdir: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     assert find_paths(logdir).run_dir == Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{logdir_hash(logdir)}"
 
 
-def test_without_shared_memory_snapshots_lie_in_the_run_directory(
-    logdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_shared_memory_snapshots_go_to_the_run_directory(logdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("procsv.base.run.paths.SHM_ROOT", logdir / "no shm here")
     paths = find_paths(logdir)
     assert paths.shm_dir == paths.run_dir / "shm"
 
 
-def test_every_path_of_a_run_lies_in_one_of_its_directories(logdir: Path) -> None:
+def test_every_path_of_a_run_is_in_one_of_its_directories(logdir: Path) -> None:
     paths = find_paths(logdir)
     in_logdir = [paths.run_json, paths.journal, paths.logs, paths.crashes, paths.staging, paths.log(TRAINER, 1)]
     in_run = [
@@ -124,7 +122,7 @@ def test_a_private_directory_is_private_whatever_the_umask(tmp_path: Path) -> No
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_of_ours_is_taken_over_and_made_private(tmp_path: Path) -> None:
+def test_our_own_directory_is_reused_and_made_private(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o755)
     (tmp_path / "run" / "stale.sock").touch()
     make_private_dir(tmp_path / "run")
@@ -135,7 +133,7 @@ def test_a_directory_of_ours_is_taken_over_and_made_private(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["file", "link to a directory", "dangling link"])
-def test_what_somebody_else_may_have_put_there_is_refused_with_what_to_do(tmp_path: Path, what: str) -> None:
+def test_what_another_user_may_have_put_there_is_refused_with_the_fix(tmp_path: Path, what: str) -> None:
     path = tmp_path / "run"
     if what == "file":
         path.write_text("x")
@@ -156,7 +154,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 # -- socket paths ------------------------------------------------------------------------------------------------
-def test_a_socket_path_that_the_system_would_not_take_is_found_before_anything_starts(tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long_is_found_before_anything_starts(tmp_path: Path) -> None:
     room = SOCKET_PATH_BYTES_MAX - len("/checkpoint.sock")
     fits = Path("/" + "x" * (room - 1))
     check_socket_paths(RunPaths(tmp_path, fits, tmp_path))
@@ -167,7 +165,7 @@ def test_a_socket_path_that_the_system_would_not_take_is_found_before_anything_s
         check_socket_paths(RunPaths(tmp_path, Path("/" + "ä" * (room // 2 + 1)), tmp_path))
 
 
-def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_from(
+def test_a_logdir_that_is_a_url_has_the_same_local_home_wherever_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -184,7 +182,7 @@ def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_
     assert local_home(tmp_path) == tmp_path.resolve()
 
 
-def test_a_url_logdir_without_a_home_names_the_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_as_logdir_without_a_home_names_the_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     done = subprocess.run(  # of a user that no file lists, who has no home
@@ -218,7 +216,7 @@ except UserError as error:
 """
 
 
-def test_no_temporary_directory_names_the_variables_to_set() -> None:
+def test_a_missing_temporary_directory_names_the_variables_to_set() -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": "/tmp", "XDG_RUNTIME_DIR": ""}
     command = ["unshare", "--mount", "sh", "-c", READ_ONLY, sys.executable]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)

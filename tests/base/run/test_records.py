@@ -1,4 +1,4 @@
-"""Who may read the records of a run."""
+"""A run's records can be read only by their owner and, if allowed, the group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("group_readable", "directories", "files"), [(False, 0o700, 0o600), (True, 0o750, 0o640)])
-def test_row_44_records_are_the_owner_s_alone_unless_the_group_was_let_in(
+def test_row_44_records_belong_to_the_owner_alone_unless_the_group_is_allowed(
     paths: RunPaths, group_readable: bool, directories: int, files: int
 ) -> None:
     paths.home.mkdir(mode=0o755)  # as an earlier procsv, or a person, has made it

@@ -1,4 +1,6 @@
-"""The id of a run's directory: made once, kept by a relaunch and a move, and never shared by a copy or another user's directory."""
+"""A run directory's id is created once, survives relaunches and moves, and is never shared with a
+copy or another user.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ OURS = IdFile("0123456789abcdef", 8, 1000)
     [(8, 1000, True, True), (8, 1001, True, False), (9, 1000, True, False), (8, 1000, False, False)],
     ids=["its own place", "a copy", "a clone of the disk", "another user's file"],
 )
-def test_the_id_holds_where_its_owner_made_it_and_everywhere_else_another_one_that_is_always_the_same(
+def test_the_id_is_stable_where_its_owner_created_it_and_everywhere_else_another_stable_id_is_used(
     device: int, inode: int, is_owners: bool, is_said: bool
 ) -> None:
     here = id_here(OURS, device, inode, is_owners=is_owners)
@@ -31,7 +33,7 @@ def test_the_id_holds_where_its_owner_made_it_and_everywhere_else_another_one_th
     assert len(here) == len(OURS.id)
 
 
-def test_a_relaunch_and_a_move_keep_the_id_and_a_copy_and_a_new_directory_have_another(tmp_path: Path) -> None:
+def test_a_relaunch_and_a_move_keep_the_id_and_a_copy_or_a_new_directory_gets_another(tmp_path: Path) -> None:
     original = make_id(tmp_path / "run" / "procsv")
     assert make_id(tmp_path / "run" / "procsv") == original
     before = find_paths(tmp_path / "run")
@@ -46,7 +48,7 @@ def test_a_relaunch_and_a_move_keep_the_id_and_a_copy_and_a_new_directory_have_a
     assert make_id(tmp_path / "run" / "procsv") not in (original, copied.id)
 
 
-def test_launches_that_begin_at_the_same_time_get_one_id(tmp_path: Path) -> None:
+def test_launches_that_start_at_the_same_time_get_one_id(tmp_path: Path) -> None:
     together = threading.Barrier(8)
 
     def begin(_: int) -> str:
@@ -60,7 +62,7 @@ def test_launches_that_begin_at_the_same_time_get_one_id(tmp_path: Path) -> None
         shutil.rmtree(tmp_path / "procsv")
 
 
-def test_a_directory_that_was_deleted_under_a_run_leads_to_it_again(tmp_path: Path) -> None:
+def test_a_directory_that_was_deleted_under_its_run_leads_to_it_again(tmp_path: Path) -> None:
     ours = make_paths(tmp_path)
     ours.home.rename(tmp_path / "gone")  # as long as that is there, no other directory has its inode
     assert not has_name(ours)
@@ -72,7 +74,7 @@ def test_a_directory_that_was_deleted_under_a_run_leads_to_it_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["", "{}", "garbled", '{"id":"../../etc","device":1,"inode":1}'])
-def test_a_damaged_id_is_none_and_the_next_launch_makes_another(tmp_path: Path, content: str) -> None:
+def test_a_damaged_id_is_ignored_and_the_next_launch_creates_another(tmp_path: Path, content: str) -> None:
     id_file(tmp_path).write_text(content)
     assert find_id(tmp_path) == ""
     made = make_id(tmp_path)
@@ -80,7 +82,7 @@ def test_a_damaged_id_is_none_and_the_next_launch_makes_another(tmp_path: Path, 
     assert (tmp_path / "id.json.damaged").read_text() == content
 
 
-def test_a_link_in_the_place_of_the_id_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_id_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     theirs = make_id(tmp_path / "b")
     id_file(tmp_path / "a").symlink_to(id_file(tmp_path / "b"))
@@ -99,16 +101,14 @@ def test_a_filesystem_without_hard_links_has_an_id_too(tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
-def test_an_id_that_another_user_has_written_names_no_run_of_ours(tmp_path: Path) -> None:
+def test_an_id_written_by_another_user_names_none_of_our_runs(tmp_path: Path) -> None:
     ours = make_id(tmp_path)
     os.chown(id_file(tmp_path), STRANGER, STRANGER)
     assert find_id(tmp_path) != ours
     assert find_id(tmp_path, STRANGER) == ours
 
 
-def test_a_url_needs_no_id_and_a_home_that_was_lost_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_url_needs_no_id_and_losing_its_home_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     paths = make_paths("gs://bucket/run")
     paths.home.mkdir(parents=True)

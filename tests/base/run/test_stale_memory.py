@@ -1,4 +1,4 @@
-"""Directories that killed launches have left go with a later launch, and none that a process holds or a launch may resume from."""
+"""A later launch removes the memory of killed launches, except what a process holds or a launch may resume from."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ sys.stdin.read()
         (None, Logdir.HIDDEN, UNTOUCHED_S_MAX + 1, True),
     ],
 )
-def test_what_nobody_holds_goes_once_nobody_can_come_back_for_it(
+def test_unheld_memory_is_removed_once_no_launch_can_resume_from_it(
     owner: Owner | None, logdir: Logdir, untouched_s: float, goes: bool
 ) -> None:
     assert is_stale(owner, logdir, untouched_s) is goes
@@ -103,13 +103,13 @@ def a_run(**changes: object) -> RunFile:
         ("", None, 8, None, Logdir.HIDDEN),
     ],
 )
-def test_a_logdir_is_deleted_or_ended_only_where_that_can_be_seen(
+def test_a_logdir_counts_as_deleted_or_ended_only_if_that_can_be_seen(
     mounts: str, there: str | None, device: int, run: RunFile | None, is_judged: Logdir
 ) -> None:
     assert judge_logdir(RUN, mounts, ID, there, device, run) is is_judged
 
 
-def test_a_namespace_that_cannot_be_read_is_never_ours() -> None:
+def test_an_unreadable_namespace_is_never_ours() -> None:
     owner = msgspec.structs.replace(RUN, mounts="")
     assert judge_logdir(owner, "", ID, None, 8, None) is Logdir.HIDDEN
 
@@ -179,14 +179,18 @@ LOSSES = pytest.mark.parametrize("lose", [deleted, made_again, ended, untouched]
 
 
 @LOSSES
-def test_what_nobody_comes_back_for_goes(tmp_path: Path, killed: Killed, lose: Callable[[Killed], None]) -> None:
+def test_memory_that_no_launch_can_resume_from_is_removed(
+    tmp_path: Path, killed: Killed, lose: Callable[[Killed], None]
+) -> None:
     lose(killed)
     sweep_directories([tmp_path], NOW_S)
     assert killed.is_there() == [False, False]
 
 
 @LOSSES
-def test_what_a_living_process_holds_stays(tmp_path: Path, killed: Killed, lose: Callable[[Killed], None]) -> None:
+def test_memory_that_a_living_process_holds_stays(
+    tmp_path: Path, killed: Killed, lose: Callable[[Killed], None]
+) -> None:
     with contextlib.ExitStack() as held:
         for directory in killed.directories:
             held.enter_context(holding(directory))
@@ -210,7 +214,7 @@ def holding(directory: Path, within: tuple[str, ...] = ()) -> Iterator[subproces
 
 
 @pytest.mark.skipif(bool(own_processes.why_not()), reason=own_processes.why_not())
-def test_a_lock_of_another_container_counts_and_its_logdir_is_not_looked_for(tmp_path: Path, killed: Killed) -> None:
+def test_a_lock_of_another_container_counts_and_its_logdir_is_not_searched(tmp_path: Path, killed: Killed) -> None:
     with holding(killed.paths.shm_dir, within=("unshare", "--mount", "--pid", "--fork", "--kill-child")):
         deleted(killed)
         sweep_directories([tmp_path], NOW_S)
@@ -218,7 +222,7 @@ def test_a_lock_of_another_container_counts_and_its_logdir_is_not_looked_for(tmp
 
 
 @pytest.mark.skipif(bool(own_processes.why_not()), reason=own_processes.why_not())
-def test_what_is_deleted_for_us_is_not_deleted_for_another_container(tmp_path: Path, killed: Killed) -> None:
+def test_a_logdir_that_is_deleted_for_us_may_exist_in_another_container(tmp_path: Path, killed: Killed) -> None:
     deleted(killed)
     code = (
         "import sys\nfrom pathlib import Path\nfrom procsv.base.run.stale_memory import sweep_directories\n"
@@ -230,7 +234,7 @@ def test_what_is_deleted_for_us_is_not_deleted_for_another_container(tmp_path: P
     assert killed.is_there() == [False, False]
 
 
-def test_a_lock_in_a_runtime_directory_keeps_it_too(tmp_path: Path, killed: Killed) -> None:
+def test_a_lock_in_a_runtime_directory_protects_the_memory_too(tmp_path: Path, killed: Killed) -> None:
     lock = FileLock(killed.paths.run_dir / "writer.lock")
     assert lock.try_acquire("trainer 1", 0.0)
     deleted(killed)
@@ -241,7 +245,7 @@ def test_a_lock_in_a_runtime_directory_keeps_it_too(tmp_path: Path, killed: Kill
     assert killed.is_there() == [False, False]
 
 
-def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
+def test_other_users_memory_is_never_touched(tmp_path: Path) -> None:
     owner = msgspec.json.encode(LAUNCH)
     places = {name: tmp_path / name for name in ("procsv-data", f"procsv-{ID}", f"other-{os.getuid()}-{ID}")}
     for path in places.values():
@@ -253,14 +257,14 @@ def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
     assert all((path / "slot.1.0").exists() for path in places.values())
 
 
-def test_a_file_of_somebody_else_in_a_directory_of_ours_stays(tmp_path: Path, killed: Killed) -> None:
+def test_a_foreign_file_in_our_directory_stays(tmp_path: Path, killed: Killed) -> None:
     (killed.paths.shm_dir / "notes.txt").write_text("mine")
     deleted(killed)
     sweep_directories([tmp_path], NOW_S)
     assert [path.name for path in killed.paths.shm_dir.iterdir()] == ["notes.txt"]
 
 
-def test_a_copy_that_nobody_has_come_for_in_a_week_goes_and_a_later_one_stays(tmp_path: Path) -> None:
+def test_a_copy_that_was_not_used_for_a_week_is_removed_and_a_later_one_stays(tmp_path: Path) -> None:
     old, new = (tmp_path / f"procsv-{os.getuid()}-{ID}-mirror-{number}" for number in ("00000000", "11111111"))
     for directory, age_s in ((old, UNTOUCHED_S_MAX + 1), (new, UNTOUCHED_S_MAX - 1)):
         directory.mkdir(mode=0o700)
@@ -273,7 +277,7 @@ def test_a_copy_that_nobody_has_come_for_in_a_week_goes_and_a_later_one_stays(tm
 
 
 # -- held ------------------------------------------------------------------------------------------------------
-def test_a_directory_that_was_removed_under_its_holder_is_held_and_owned_again(tmp_path: Path, killed: Killed) -> None:
+def test_a_directory_removed_under_its_holder_is_held_and_owned_again(tmp_path: Path, killed: Killed) -> None:
     place = killed.paths.shm_dir
     held = HeldDirectory(place)
     held.hold(print)

@@ -1,4 +1,4 @@
-"""Members find the coordinator of their own start by its term, and nobody else's."""
+"""Members find the coordinator of their own start, and no other, by its term."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_start_of_a_coordinator_has_a_higher_number(paths: RunPaths) -> Non
     assert (newest.run, newest.number) == ("b", 2)
 
 
-def test_the_term_of_another_start_is_none_of_ours(paths: RunPaths) -> None:
+def test_the_term_of_another_start_is_ignored(paths: RunPaths) -> None:
     write_term(paths, _term("a"))
     write_term(paths, _term("b", "slurm:7.1.0"))
 
@@ -39,7 +39,7 @@ def test_the_term_of_another_start_is_none_of_ours(paths: RunPaths) -> None:
     assert newest_term(paths, "slurm:8.0.0") is None
 
 
-def test_a_number_that_somebody_else_has_just_taken_is_passed_over(
+def test_a_number_that_another_process_has_just_taken_is_skipped(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_term(paths, _term("a"))
@@ -48,7 +48,7 @@ def test_a_number_that_somebody_else_has_just_taken_is_passed_over(
     assert write_term(paths, _term("b")).number == 2
 
 
-def test_the_keys_are_the_users_alone_and_in_no_log(paths: RunPaths) -> None:
+def test_only_the_user_can_read_the_keys_and_no_log_has_them(paths: RunPaths) -> None:
     term = write_term(paths, _term("a"))
 
     (file,) = paths.terms.iterdir()
@@ -60,7 +60,7 @@ def test_the_keys_are_the_users_alone_and_in_no_log(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"number": 3}', '{"scheduler": "slurm:7.0.0", "run": "x", "number": 9}']
 )
-def test_what_is_no_term_is_passed_over(paths: RunPaths, text: str) -> None:
+def test_a_file_that_is_not_a_term_is_skipped(paths: RunPaths, text: str) -> None:
     write_term(paths, _term("a"))
     (paths.terms / "term-5.json").write_text(text)
 
@@ -70,7 +70,7 @@ def test_what_is_no_term_is_passed_over(paths: RunPaths, text: str) -> None:
     assert newest.run == "a"
 
 
-def test_older_terms_go_when_a_coordinator_has_the_logdir_and_its_own_when_the_run_is_over(paths: RunPaths) -> None:
+def test_taking_the_logdir_removes_older_terms_and_the_end_of_the_run_removes_its_own(paths: RunPaths) -> None:
     for run in ("a", "b", "c"):
         last = write_term(paths, _term(run))
     forget_terms(paths, last.number)
