@@ -1,4 +1,4 @@
-"""The bundle writer and TensorFlow's ops make the same files of the same slot; what only TensorFlow can do is left to it."""
+"""The bundle writer makes the same files as TensorFlow's ops, and leaves to TensorFlow what only it can do."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ TENSORS = st.dictionaries(TEXT, st.lists(st.integers(0, 3), max_size=3).map(lamb
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=TENSORS)
-def test_names_and_shapes_of_any_kind_make_the_same_files(
+def test_names_and_shapes_of_any_kind_give_the_same_files(
     tensors: Any, run: Any, plan: Any, publish: Any, tmp_path_factory: Any
 ) -> None:
     pool = SlotPool(run.paths.shm_dir, run.id, TRAINER, 1)
@@ -116,7 +116,7 @@ def test_names_and_shapes_of_any_kind_make_the_same_files(
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(pairs=st.dictionaries(st.binary(min_size=1, max_size=6), st.binary(max_size=9)), big=st.booleans())
-def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool) -> None:
+def test_a_table_reads_back_as_it_was_written(pairs: dict[bytes, bytes], big: bool) -> None:
     from procsv.services.checkpoint.format.bundle_reader import _parse_table
 
     padding = b"v" * (BLOCK_BYTES // 3 if big else 0)
@@ -139,7 +139,7 @@ def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool)
         ([[("a", "", np.ones(4))]], {"a": "float32"}),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_a_file_is_touched(
+def test_an_impossible_request_is_refused_before_a_file_is_touched(
     shards: Any, dtypes: Any, run: Any, plan: Any, publish: Any
 ) -> None:
     reader = SlotReader(publish(run.pool(), plan(), shards, 1, 7, sharded=True, dtypes=dtypes))
@@ -149,14 +149,14 @@ def test_what_makes_no_sense_is_refused_before_a_file_is_touched(
 
 
 @pytest.mark.parametrize("spec", ["3", "3 ", "x -", "3 0,4", "3 -1,2", "3 0,0", "3 4 -", "3 1", "3 1,1,1", "-3 -"])
-def test_a_slice_that_is_none_is_refused(spec: str) -> None:
+def test_an_invalid_slice_is_refused(spec: str) -> None:
     with pytest.raises(UnsupportedTensor):
         parse_slice(spec)
 
 
 @pytest.mark.parametrize("name", ["model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"])
 @pytest.mark.parametrize("at", [0, -9])
-def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
+def test_a_byte_that_the_disk_has_changed_is_noticed_when_read_back(
     name: str, at: int, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1000), "b": np.ones(3)}, 1, 7))
@@ -170,7 +170,7 @@ def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
     reader.close()
 
 
-def test_a_large_file_is_not_read_again_and_its_size_is_looked_at(
+def test_a_large_file_is_not_read_back_and_only_its_size_is_checked(
     run: Any, plan: Any, publish: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: True)
@@ -195,7 +195,7 @@ def test_a_large_file_is_not_read_again_and_its_size_is_looked_at(
 
 
 @pytest.mark.parametrize("key", ["a", "s"])
-def test_a_byte_that_has_changed_in_the_slot_is_noticed_while_it_is_written(
+def test_a_byte_that_changes_in_the_slot_during_the_write_is_noticed(
     key: str, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     strings = np.array([b"one", b"two"], dtype=object)

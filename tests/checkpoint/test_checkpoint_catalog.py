@@ -1,4 +1,4 @@
-"""What a bad disk does to checkpoints, and which of them is restored nevertheless."""
+"""The catalog finds the newest good checkpoint, whatever a bad disk has done to the others."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DAMAGE: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_one_before_is_taken(
+def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_previous_one_is_used(
     run: Any, store: Any, plan: Any, save: Any, damage: str, ours: bool
 ) -> None:
     if ours:
@@ -126,7 +126,7 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     return install
 
 
-def test_one_reading_that_fails_costs_no_step(run: Any, plan: Any, save: Any, bad_sectors: Any) -> None:
+def test_one_failed_read_costs_no_step(run: Any, plan: Any, save: Any, bad_sectors: Any) -> None:
     paths = save(1, 2)
     bad_sectors(data_of(paths[1]), 1)
     found: Any = local_store(run.start()).find_checkpoint(plan())
@@ -134,7 +134,7 @@ def test_one_reading_that_fails_costs_no_step(run: Any, plan: Any, save: Any, ba
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_checkpoint_that_cannot_be_read_now_is_passed_over_stays_listed_and_is_taken_when_it_can_be(
+def test_a_checkpoint_that_cannot_be_read_now_is_skipped_stays_listed_and_is_used_once_it_can_be_read(
     run: Any, plan: Any, save: Any, bad_sectors: Any, damaged: bool
 ) -> None:
     paths = save(1, 2, 3)
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_passed_over_stays_listed_and_is
     assert again.kept == tuple(path for path in paths if not (damaged and path == paths[1]))
 
 
-def test_a_checkpoint_file_that_cannot_be_read_now_is_left_as_it_is(run: Any, store: Any, plan: Any, save: Any) -> None:
+def test_a_checkpoint_file_that_cannot_be_read_now_is_left_alone(run: Any, store: Any, plan: Any, save: Any) -> None:
     save(1, 2)
     text = (run.logdir / "checkpoint").read_bytes()
     (run.logdir / "checkpoint").rename(run.logdir / "aside")
@@ -170,7 +170,7 @@ def test_a_checkpoint_file_that_cannot_be_read_is_not_called_garbled(tmp_path: P
     assert (read_list(garbled)[0], read_list(garbled)[2]) == ([], True)
 
 
-def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
+def test_a_garbled_manifest_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
     save(1, 2)
     (run.logdir / "model.ckpt-2.manifest.json").write_text("{")
     assert store.find_checkpoint(plan()).checkpoint.step == 1
@@ -192,14 +192,14 @@ def test_a_garbled_manifest_is_void_only_if_the_index_was_written_after_it(run: 
         Catalog().verify_checkpoint(path)
 
 
-def test_a_manifest_of_before_the_checksum_is_read() -> None:
+def test_a_manifest_from_before_the_checksum_is_read() -> None:
     data = b'{"version": 1, "step": 5, "sequence": 2, "incarnation": 1, "run": "r", "reason": "final", "time": 1.0,' + (
         b' "files": {"model.ckpt-5.index": {"size": 9, "xxh3_128": "00"}}}'
     )
     assert decode_manifest(data).step == 5
 
 
-def test_a_checkpoint_that_was_deleted_is_read_again_if_another_takes_its_name(run: Any, save: Any) -> None:
+def test_a_checkpoint_is_read_again_if_another_takes_the_name_of_a_deleted_one(run: Any, save: Any) -> None:
     (path,) = save(1)
     catalog, data = Catalog(), data_of(path)
     catalog.verify_checkpoint(path)
@@ -211,7 +211,7 @@ def test_a_checkpoint_that_was_deleted_is_read_again_if_another_takes_its_name(r
         catalog.verify_checkpoint(path)
 
 
-def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path) -> None:
+def test_a_checkpoint_in_two_old_format_files_needs_both_of_them(tmp_path: Path) -> None:
     with tf1.Graph().as_default(), tf1.Session() as session:
         tf1.get_variable("a", initializer=1.0)
         session.run(tf1.global_variables_initializer())
@@ -232,7 +232,7 @@ def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path
         verify_foreign(str(tmp_path / "model.ckpt-8-?????-of-10002"))
 
 
-def test_a_checkpoints_step_is_its_own_and_its_name_tells_where_it_holds_none(tmp_path: Path, run: Any) -> None:
+def test_a_checkpoint_holds_its_own_step_and_otherwise_its_name_gives_it(tmp_path: Path, run: Any) -> None:
     foreign(run.logdir, 5)
     ours = str(run.logdir / "model.ckpt-5")
     assert step_of(ours, otherwise=9) == 5
@@ -244,7 +244,7 @@ def test_a_checkpoints_step_is_its_own_and_its_name_tells_where_it_holds_none(tm
     assert step_of(str(tmp_path / "gone"), otherwise=9) == 9
 
 
-def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any, plan: Any) -> None:
+def test_checkpoints_moved_aside_repeatedly_are_numbered_in_order(run: Any, plan: Any) -> None:
     for _ in range(4):
         foreign(run.logdir, 5)
         list_checkpoints(plan()).move_aside(str(run.logdir / "model.ckpt-5"))
@@ -252,13 +252,13 @@ def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any, plan
     assert sorted(path.name for path in run.logdir.glob("*.rejected*")) == names
 
 
-def test_checkpoints_without_a_manifest_are_taken_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:
+def test_checkpoints_without_a_manifest_are_used_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:
     foreign(run.logdir, 5, 7)
     found = store.find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected, len(found.kept)) == (7, (), 2)
 
 
-def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: Any, plan: Any, save: Any) -> None:
+def test_a_checkpoint_that_the_user_saved_over_ours_is_used(run: Any, store: Any, plan: Any, save: Any) -> None:
     save(3)
     foreign(run.logdir, 3)
     found = store.find_checkpoint(plan())
@@ -267,7 +267,7 @@ def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: An
 
 @pytest.mark.parametrize("back_s", [-2.0, 3600.0, 365 * 86400.0])
 @pytest.mark.parametrize("is_of_before", [False, True], ids=["", "an older manifest"])
-def test_one_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_taken(
+def test_a_checkpoint_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_used(
     run: Any, store: Any, plan: Any, save: Any, back_s: float, is_of_before: bool
 ) -> None:
     (ours,) = save(3)
@@ -285,7 +285,9 @@ def test_one_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_taken
         assert scan_directory(plan()).external == ()
 
 
-def test_what_others_have_saved_is_known_by_the_manifest_of_an_earlier_procsv(run: Any, store: Any, plan: Any) -> None:
+def test_checkpoints_of_others_are_recognized_by_the_manifest_of_an_earlier_procsv(
+    run: Any, store: Any, plan: Any
+) -> None:
     foreign(run.logdir, 3)
     path = str(run.logdir / "model.ckpt-3")
     store.list_checkpoints(plan())
@@ -299,7 +301,7 @@ def test_what_others_have_saved_is_known_by_the_manifest_of_an_earlier_procsv(ru
     assert [sighting.path for sighting in scan_directory(plan()).external] == [path]
 
 
-def test_a_manifest_that_does_not_match_files_that_are_whole_is_void_and_one_of_these_very_files_is_not(
+def test_a_manifest_that_does_not_match_whole_files_is_void_and_one_of_these_very_files_is_not(
     run: Any, plan: Any, save: Any
 ) -> None:
     (path,) = save(3)
@@ -314,7 +316,7 @@ def test_a_manifest_that_does_not_match_files_that_are_whole_is_void_and_one_of_
 
 
 @pytest.mark.parametrize("keeps_times", [False, True], ids=["cp", "rsync"])
-def test_a_copy_restores_by_its_manifests_and_is_nobody_elses_save(
+def test_a_copy_restores_by_its_manifests_and_counts_as_our_own_save(
     run: Any, plan: Any, save: Any, tmp_path: Path, keeps_times: bool
 ) -> None:
     save(1, 2)
@@ -353,7 +355,7 @@ def rewrite_manifest(path: str, **changes: Any) -> None:
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
+def test_when_every_checkpoint_is_bad_the_error_names_each_and_stays_an_error(
     run: Any, store: Any, plan: Any, save: Any
 ) -> None:
     for path in save(1, 2):
@@ -365,7 +367,7 @@ def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
         assert "step 0" in found.error
 
 
-def test_rejected_remains_alone_are_no_fresh_start(run: Any, store: Any, plan: Any, save: Any) -> None:
+def test_rejected_files_alone_are_not_a_fresh_start(run: Any, store: Any, plan: Any, save: Any) -> None:
     flip(data_of(save(1)[0]))
     store.find_checkpoint(plan())
     (run.logdir / "checkpoint").unlink()
@@ -380,7 +382,7 @@ def test_an_empty_logdir_is_fresh(store: Any, plan: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"garbage {", b"\x00\xff\x80", b'model_checkpoint_path: ""', None])
-def test_without_a_readable_checkpoint_file_the_model_files_are_found_by_name(
+def test_without_a_readable_checkpoint_file_the_checkpoints_are_found_by_name(
     run: Any, store: Any, plan: Any, save: Any, text: bytes | None
 ) -> None:
     save(9, 10)
@@ -392,14 +394,14 @@ def test_without_a_readable_checkpoint_file_the_model_files_are_found_by_name(
     assert text is None or tf.train.latest_checkpoint(str(run.logdir)) == found.checkpoint.path
 
 
-def test_a_garbled_checkpoint_file_with_no_model_files_is_an_error(run: Any, store: Any, plan: Any) -> None:
+def test_a_garbled_checkpoint_file_without_checkpoints_is_an_error(run: Any, store: Any, plan: Any) -> None:
     (run.logdir / "checkpoint").write_text("garbage {")
     found = store.find_checkpoint(plan())
     assert found.checkpoint is None
     assert "garbled" in found.error
 
 
-def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any, save: Any, tmp_path: Path) -> None:
+def test_a_moved_logdir_still_restores(run: Any, store: Any, plan: Any, save: Any, tmp_path: Path) -> None:
     save(1, 2)
     moved = tmp_path / "moved"
     shutil.move(run.logdir, moved)
@@ -408,7 +410,7 @@ def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any,
     assert (str(moved / "model.ckpt-2"), ()) == (found.checkpoint.path, found.rejected)
 
 
-def test_a_checkpoint_that_is_listed_in_two_spellings_is_one(run: Any, store: Any, plan: Any, save: Any) -> None:
+def test_a_checkpoint_listed_in_two_spellings_is_one(run: Any, store: Any, plan: Any, save: Any) -> None:
     """As TensorFlow's Saver leaves it, in a relative logdir, of those that it did not save itself."""
     save(1, 2)
     listed = "".join(f'all_model_checkpoint_paths: "{path}model.ckpt-2"\n' for path in (f"{run.logdir}/", ""))
@@ -416,7 +418,7 @@ def test_a_checkpoint_that_is_listed_in_two_spellings_is_one(run: Any, store: An
     assert store.find_checkpoint(plan()).kept == (str(run.logdir / "model.ckpt-2"),)
 
 
-def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alone(
+def test_a_copied_logdir_restores_its_own_files_and_leaves_the_original_alone(
     run: Any, store: Any, plan: Any, save: Any, tmp_path: Path
 ) -> None:
     save(1, 2)
@@ -429,7 +431,7 @@ def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alo
     assert not list(run.logdir.glob("*.rejected"))
 
 
-def test_relative_paths_of_a_checkpoint_file_are_relative_to_its_directory(tmp_path: Path) -> None:
+def test_relative_paths_in_a_checkpoint_file_are_relative_to_its_directory(tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere" / "model.ckpt-2")
     state = StateFile("model.ckpt-3", ("sub/model.ckpt-1", elsewhere, "model.ckpt-3"))
     here = tmp_path / "logdir"
@@ -444,7 +446,7 @@ def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, pla
     assert store.find_checkpoint(plan()).checkpoint.step == 1
 
 
-def test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it(
+def test_a_checkpoint_being_restored_is_not_deleted_until_the_trainer_has_it(
     run: Any, store: Any, plan: Any, save: Any
 ) -> None:
     few = plan(max_to_keep=1)
@@ -470,7 +472,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     assert [Path(p).name for p in save(2)] == ["model.ckpt-2"]
 
 
-def test_the_checkpoint_file_is_written_and_read_as_tensorflow_does(tmp_path: Path) -> None:
+def test_the_checkpoint_file_is_written_and_read_as_tensorflow_does_it(tmp_path: Path) -> None:
     odd = [str(tmp_path / 'mödel "x"\\.ckpt-1'), str(tmp_path / "m-2")]
     (tmp_path / "checkpoint").write_bytes(state_text(odd[1], odd, relative=False))
     theirs = tf.train.get_checkpoint_state(str(tmp_path))
@@ -487,9 +489,7 @@ def test_the_checkpoint_file_is_written_and_read_as_tensorflow_does(tmp_path: Pa
     assert (ours.latest, len(ours.all_paths)) == ("m-2", 2)
 
 
-def test_checkpoints_from_a_step_on_can_be_passed_over_and_stay_where_they_are(
-    store: Any, plan: Any, save: Any
-) -> None:
+def test_checkpoints_from_a_given_step_on_can_be_skipped_and_stay_in_place(store: Any, plan: Any, save: Any) -> None:
     paths = save(1, 2, 3)
 
     found = store.find_checkpoint(plan(), before=3)
@@ -500,7 +500,7 @@ def test_checkpoints_from_a_step_on_can_be_passed_over_and_stay_where_they_are(
     assert store.find_checkpoint(plan()).checkpoint.path == paths[2]
 
 
-def test_a_checkpoint_whose_files_are_links_to_files_elsewhere_is_one(run: Any, save: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_files_are_links_to_elsewhere_is_valid(run: Any, save: Any, tmp_path: Path) -> None:
     (path,) = save(1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

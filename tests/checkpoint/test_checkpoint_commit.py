@@ -1,4 +1,6 @@
-"""Whatever disk call fails, once or from then on: what was acknowledged stays, and the next save after it is repaired is good."""
+"""A failing disk call, once or from then on, leaves acknowledged checkpoints intact, and the next
+save succeeds after the repair.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def step_of(found: FoundCheckpoint) -> int:
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_is_good(
+def test_a_failed_disk_call_leaves_what_was_acknowledged_and_the_next_save_is_good(
     make_case: Any, name: str, for_good: bool
 ) -> None:
     before, last, named, keep = SCENARIOS[name]
@@ -88,7 +90,7 @@ def test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_i
     assert failed > 10, "the disk was not watched"
 
 
-def test_a_file_whose_fsync_failed_is_thrown_away_and_never_synced_again(make_case: Any) -> None:
+def test_a_file_whose_fsync_failed_is_discarded_and_never_synced_again(make_case: Any) -> None:
     case: Commits = make_case(True, 5)
     store = case.open_store()
     with Recording(case.logdir) as good:
@@ -105,7 +107,7 @@ def test_a_file_whose_fsync_failed_is_thrown_away_and_never_synced_again(make_ca
     assert list((case.logdir / "procsv" / "staging").iterdir()) == []
 
 
-def test_an_interrupted_commit_whose_files_are_damaged_leaves_the_older_checkpoint_of_that_name(make_case: Any) -> None:
+def test_an_interrupted_commit_with_damaged_files_leaves_the_older_checkpoint_of_that_name(make_case: Any) -> None:
     case: Commits = make_case(False, 5)
     case.save_all([1])
     told = case.told
@@ -124,7 +126,7 @@ def test_an_interrupted_commit_whose_files_are_damaged_leaves_the_older_checkpoi
         case.check(told)
 
 
-def test_an_interrupted_commit_that_cannot_be_read_now_is_carried_out_when_it_can_be(
+def test_an_interrupted_commit_that_cannot_be_read_now_is_completed_once_it_can(
     make_case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -145,9 +147,7 @@ def test_an_interrupted_commit_that_cannot_be_read_now_is_carried_out_when_it_ca
         assert step_of(store.find_checkpoint(case.plan)) == 2
 
 
-def test_a_save_looks_at_each_checkpoint_that_is_kept_a_few_times_and_no_more(
-    make_case: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_inspects_each_kept_checkpoint_only_a_few_times(make_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case: Commits = make_case(True, 20)
     case.save_all(list(range(1, 20)))
     store, read = case.open_store(), Counter[str]()
@@ -165,7 +165,7 @@ def test_a_save_looks_at_each_checkpoint_that_is_kept_a_few_times_and_no_more(
     assert max(read.values()) <= 3, "for the listing, for what is to be kept, and for what is announced"
 
 
-def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:
+def test_every_disk_call_of_the_store_can_be_replaced_in_a_test() -> None:
     made = {
         name for name, call in vars(disk).items() if callable(call) and getattr(call, "__module__", "") == disk.__name__
     }
@@ -175,7 +175,7 @@ def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:
     assert made - of_them - of_the_watchdog - {"try_to_remove_tree", "fsync_files"} == set(disk.CALLS)
 
 
-def test_a_deletion_that_was_cut_off_behind_its_index_is_finished_and_nothing_else_is_deleted(make_case: Any) -> None:
+def test_a_deletion_cut_off_after_the_index_is_finished_and_nothing_else_is_deleted(make_case: Any) -> None:
     case: Commits = make_case(True, 5)
     case.save_all([1, 2, 4])
     logdir = case.logdir
@@ -196,7 +196,7 @@ def test_a_deletion_that_was_cut_off_behind_its_index_is_finished_and_nothing_el
     assert left == whole - of_two - {"model.ckpt-1.index", "model.ckpt-4.index"}
 
 
-def test_damage_to_a_commit_that_was_over_is_left_for_the_catalog_and_to_one_that_was_not_is_undone(
+def test_damage_to_a_finished_commit_is_left_for_the_catalog_and_damage_to_an_unfinished_one_undoes_it(
     make_case: Any,
 ) -> None:
     case: Commits = make_case(True, 5)

@@ -1,4 +1,6 @@
-"""What two runs end with, compared: by their bytes where these are the same, else as TensorFlow reads them."""
+"""The final checkpoints of two runs are compared by bytes where these are equal, and otherwise as
+TensorFlow reads them.
+"""
 
 import sys
 from pathlib import Path
@@ -34,7 +36,7 @@ def baseline(tmp_path: Path) -> str:
     return _save(tmp_path / "baseline", 2.0)
 
 
-def test_the_same_files_need_no_tensorflow(baseline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_files_need_no_tensorflow(baseline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = _save(tmp_path / "other", 2.0, step=5)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     found = compare(baseline, other, 0.0)
@@ -43,7 +45,7 @@ def test_the_same_files_need_no_tensorflow(baseline: str, tmp_path: Path, monkey
     assert found.second.endswith("model.ckpt-5")
 
 
-def test_other_files_are_read_and_the_difference_has_a_name_and_a_size(baseline: str, tmp_path: Path) -> None:
+def test_different_files_are_read_and_the_difference_has_a_name_and_a_size(baseline: str, tmp_path: Path) -> None:
     other = _save(tmp_path / "other", 2.5)
     for rtol, is_close in ((0.0, False), (0.3, True)):
         found = compare(baseline, other, rtol)
@@ -52,14 +54,14 @@ def test_other_files_are_read_and_the_difference_has_a_name_and_a_size(baseline:
         assert found.variables == 2
 
 
-def test_a_variable_that_only_one_has_is_named(baseline: str, tmp_path: Path) -> None:
+def test_a_variable_in_only_one_of_them_is_named(baseline: str, tmp_path: Path) -> None:
     found = compare(baseline, _save(tmp_path / "other", 2.0, more=True), 0.0)
     assert not found.is_identical
     assert found.only_in_second == ["more"]
 
 
 @pytest.mark.parametrize("left", [None, "garbled"])
-def test_a_directory_without_checkpoint_is_an_error(baseline: str, tmp_path: Path, left: Any) -> None:
+def test_a_directory_without_a_checkpoint_is_an_error(baseline: str, tmp_path: Path, left: Any) -> None:
     (tmp_path / "none").mkdir()
     if left is not None:
         (tmp_path / "none" / "checkpoint").write_text(left)

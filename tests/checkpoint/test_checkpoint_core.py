@@ -1,4 +1,4 @@
-"""The core's decisions, as scenarios: what happens on the left, what is to be done about it on the right."""
+"""Scenarios of the checkpoint core's decisions: events go in, actions come out."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_a_checkpoint_is_due_when_save_secs_have_passed_since_the_last_one() -> 
     assert only(desk.after(1.0), Persist).state.sequence == 2
 
 
-def test_each_save_that_ends_well_is_counted_as_one() -> None:
+def test_each_successful_save_is_counted_as_one() -> None:
     desk = Desk().begun()
     for number in (1, 2, 3):
         desk.saved(only(desk.snapshot(slot(number, 10 * number), "manual"), Persist))
         assert desk.core.durable_count == number
 
 
-def test_nothing_is_saved_by_time_when_save_secs_is_0() -> None:
+def test_with_save_secs_0_nothing_is_saved_by_time() -> None:
     desk = Desk()
     desk.say(CheckpointPlan("/l/model.ckpt", "checkpoint", 0.0, 5, 1.0, False, False, ""))
     desk.core.stocked(NOTHING, 0.0)
@@ -80,7 +80,7 @@ def test_nothing_is_saved_by_time_when_save_secs_is_0() -> None:
     assert desk.after(1e6) == []
 
 
-def test_a_wish_is_served_at_once_and_answered_when_the_state_is_durable() -> None:
+def test_a_save_request_is_served_at_once_and_answered_when_the_state_is_durable() -> None:
     desk = Desk().begun()
     persist = only(desk.snapshot(slot(1, 10), "preempt"), Persist)
     assert persist.reason == "preempt"
@@ -89,7 +89,7 @@ def test_a_wish_is_served_at_once_and_answered_when_the_state_is_durable() -> No
     assert only(out, Reply).to.seq == 2
 
 
-def test_one_save_at_a_time_then_the_newest_which_satisfies_all_older_wishes_with_the_highest_reason() -> None:
+def test_one_save_runs_at_a_time_and_then_the_newest_which_answers_all_older_requests_with_the_highest_reason() -> None:
     desk = Desk().begun()
     first = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     assert desk.snapshot(slot(2, 20), "final") == []
@@ -100,7 +100,7 @@ def test_one_save_at_a_time_then_the_newest_which_satisfies_all_older_wishes_wit
     assert answered == [3, 4]
 
 
-def test_a_wish_for_a_state_that_is_durable_already_is_answered_with_it_at_once() -> None:
+def test_a_request_for_a_durable_state_is_answered_with_it_at_once() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
     out = desk.snapshot(slot(1, 10), "final")
@@ -108,19 +108,19 @@ def test_a_wish_for_a_state_that_is_durable_already_is_answered_with_it_at_once(
     assert not [a for a in out if isinstance(a, Persist)]
 
 
-def test_a_wish_whose_snapshot_is_nowhere_fails() -> None:
+def test_a_request_whose_snapshot_is_nowhere_fails() -> None:
     desk = Desk().begun()
     assert isinstance(only(desk.say(Snapshot(1, 10, "manual")), Reply).body, SaveFailed)
 
 
-def test_a_wish_is_answered_once_if_its_save_fails_and_is_tried_again() -> None:
+def test_a_request_is_answered_once_if_its_save_fails_and_is_retried() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10), "manual")
     assert only(desk.see(desk.core.save_failed("no room", desk.now_s)), Reply).to.seq == 2
     assert not [a for a in desk.saved(only(desk.after(1.0), Persist)) if isinstance(a, Reply)]
 
 
-def test_a_wish_for_what_is_durable_does_not_wait_behind_one_for_what_is_not() -> None:
+def test_a_request_for_a_durable_state_does_not_wait_behind_one_for_an_unsaved_state() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
     only(desk.snapshot(slot(2, 20), "manual"), Persist)
@@ -128,7 +128,7 @@ def test_a_wish_for_what_is_durable_does_not_wait_behind_one_for_what_is_not() -
 
 
 # -- failures --------------------------------------------------------------------------------------------------
-def test_a_failed_save_is_announced_and_tried_again_after_1_2_4_up_to_60_seconds() -> None:
+def test_a_failed_save_is_announced_and_retried_after_1_2_4_up_to_60_seconds() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10), "manual")
     for delay in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
@@ -141,7 +141,7 @@ def test_a_failed_save_is_announced_and_tried_again_after_1_2_4_up_to_60_seconds
     assert not isinstance(desk.saved(again)[0], Persist)
 
 
-def test_a_newer_snapshot_is_saved_in_place_of_one_that_failed() -> None:
+def test_a_newer_snapshot_is_saved_instead_of_one_that_failed() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10), "manual")
     desk.core.save_failed("disk full", 0.0)
@@ -149,7 +149,7 @@ def test_a_newer_snapshot_is_saved_in_place_of_one_that_failed() -> None:
     assert only(desk.after(1.1), Persist).state.sequence == 2
 
 
-def test_a_new_wish_does_not_wait_for_the_back_off() -> None:
+def test_a_new_request_does_not_wait_for_the_back_off() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10), "manual")
     desk.core.save_failed("disk full", 0.0)
@@ -166,7 +166,7 @@ def test_a_slot_that_fails_its_checksums_is_rejected_and_the_older_one_saved() -
     assert [b.sequence for b in bodies(out, SaveFailed)] == [2]
 
 
-def test_a_slot_that_was_overwritten_is_no_failure() -> None:
+def test_an_overwritten_slot_is_not_a_failure() -> None:
     desk = Desk().begun()
     persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     desk.ready(slot(3, 30))
@@ -190,7 +190,7 @@ def test_a_trainer_that_left_nothing_is_settled_at_once() -> None:
     assert [FlushDone(-1, "")] == bodies(Desk().say(TrainerExited(1, False)), FlushDone)
 
 
-def test_settled_says_what_could_not_be_saved_and_the_save_is_tried_on() -> None:
+def test_settled_names_what_could_not_be_saved_and_the_save_is_retried() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
@@ -199,7 +199,7 @@ def test_settled_says_what_could_not_be_saved_and_the_save_is_tried_on() -> None
     assert only(desk.after(1.0), Persist).reason == "crash"
 
 
-def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
+def test_a_crashs_state_is_written_once_the_next_trainer_has_restored_it() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     out = desk.say(TrainerExited(1, False))
@@ -210,7 +210,7 @@ def test_a_crashs_state_is_written_once_the_next_trainer_has_it() -> None:
     assert only(desk.say(Restored(), 2), Persist).reason == "crash"
 
 
-def test_a_crashs_state_is_written_after_a_second_whoever_dies_meanwhile() -> None:
+def test_a_crashs_state_is_written_after_a_second_even_if_another_task_dies() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
@@ -222,7 +222,7 @@ def test_a_crashs_state_is_written_after_a_second_whoever_dies_meanwhile() -> No
     assert desk.core.next_due_s() > desk.now_s, "the service would look again at once, for ever"
 
 
-def test_a_quiet_that_nobody_needed_is_over_all_the_same() -> None:
+def test_a_quiet_period_that_nobody_needed_still_ends() -> None:
     desk = Desk().begun()
     desk.say(TrainerExited(1, False))
     desk.after(QUIET_S_MAX)
@@ -230,21 +230,21 @@ def test_a_quiet_that_nobody_needed_is_over_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("body", [Restore(durable_only=True), Finish(), TrainerExited(1, clean=True)])
-def test_a_crashs_state_is_written_at_once_where_somebody_waits_for_it_on_disk(body: Message) -> None:
+def test_a_crashs_state_is_written_at_once_if_it_is_awaited_on_disk(body: Message) -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
     assert only(desk.say(body, 2), Persist).state.sequence == 1
 
 
-def test_a_service_that_follows_one_that_died_waits_for_no_restore() -> None:
+def test_a_service_that_replaces_a_dead_one_waits_for_no_restore() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(1, 10))
     desk.say(PLAN)
     assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 1
 
 
-def test_the_end_of_the_run_tries_some_times_before_it_gives_up() -> None:
+def test_the_end_of_the_run_retries_a_few_times_before_it_gives_up() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     assert only(desk.say(Finish()), Persist).reason == "final"
@@ -255,7 +255,7 @@ def test_the_end_of_the_run_tries_some_times_before_it_gives_up() -> None:
     assert desk.core.waiting.settled
 
 
-def test_the_end_waits_for_a_save_that_runs() -> None:
+def test_the_end_waits_for_a_running_save() -> None:
     desk = Desk().begun()
     persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     assert desk.say(Finish()) == []
@@ -263,7 +263,7 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
     assert desk.core.waiting.settled
 
 
-def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() -> None:
+def test_a_service_that_replaces_a_dead_one_saves_at_once_what_was_not_saved() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
@@ -285,7 +285,7 @@ def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
     assert Retire(foreign) not in desk.out
 
 
-def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
+def test_a_durable_state_is_not_saved_again_after_a_restart() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     desk.core.plan_seen(PLAN, 0.0)
@@ -295,9 +295,7 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize(("run", "incarnation"), [("before", 1), ("r", 1)])
-def test_a_save_that_is_asked_for_is_never_acknowledged_with_another_attempts_checkpoint(
-    run: str, incarnation: int
-) -> None:
+def test_a_requested_save_is_never_acknowledged_with_another_attempts_checkpoint(run: str, incarnation: int) -> None:
     left = durable_of(SavableState(7, 70, incarnation, run, None))
     desk = Desk().begun(DiskState(70, 7, left, left.all_paths))
     if run == "r":
@@ -311,7 +309,7 @@ def test_a_save_that_is_asked_for_is_never_acknowledged_with_another_attempts_ch
     assert desk.core.states.unsaved is None
 
 
-def test_what_is_on_disk_for_another_plan_hides_nothing_newer_that_was_saved_meanwhile() -> None:
+def test_a_checkpoint_of_another_plan_hides_nothing_newer_that_was_saved_in_the_meantime() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 20), "manual"), Persist))
     for newest_on_disk, known in ((10, 20), (30, 30)):
@@ -320,7 +318,7 @@ def test_what_is_on_disk_for_another_plan_hides_nothing_newer_that_was_saved_mea
 
 
 # -- staged ----------------------------------------------------------------------------------------------------
-def test_staged_files_are_saved_like_slots_and_older_ones_removed() -> None:
+def test_staged_files_are_saved_like_slots_and_older_ones_are_removed() -> None:
     desk = Desk().begun()
     desk.say(Staged("/s/staged.1/model.ckpt-10", 1, 10, ""))
     out = desk.say(Staged("/s/staged.2/model.ckpt-20", 2, 20, "manual"))
@@ -342,13 +340,13 @@ def test_staged_files_newer_than_every_slot_are_saved_before_a_restore_is_answer
 
 # -- the end, and what the program has saved last --------------------------------------------------------------
 def looking_by_itself() -> Desk:
-    """The run began at 0.5 s, and whoever has the desk looks around."""
+    """Return a desk that starts at 0.5 s and leaves directory scans to the test."""
     desk = Desk().begun(DiskState(-1, 0, None, (), 0.5))
     desk.leaves_looks = True
     return desk
 
 
-def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_other_is_taken_in() -> None:
+def test_the_end_waits_for_the_programs_own_saves_as_long_as_they_are_still_being_adopted() -> None:
     desk = looking_by_itself()
     only(desk.say(Finish()), ScanDirectory)
     external = tuple(
@@ -367,7 +365,7 @@ def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_o
     assert desk.core.waiting.settled
 
 
-def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None:
+def test_the_end_does_not_wait_forever_for_the_programs_own_saves() -> None:
     desk = looking_by_itself()
     desk.say(Finish())
     sighting = Sighting("/l/model.ckpt-1", (("model.ckpt-1.index", 1, 9, 1),), 1.0, True)
@@ -378,7 +376,7 @@ def test_the_end_does_not_wait_for_ever_for_what_the_program_has_saved() -> None
     assert desk.core.waiting.settled
 
 
-def test_the_end_waits_until_it_is_known_what_a_killed_service_has_left_on_the_disk() -> None:
+def test_the_end_waits_until_the_leftovers_of_a_killed_service_on_disk_are_known() -> None:
     desk = Desk()
     desk.see(desk.core.plan_seen(PLAN, desk.now_s))
     assert bodies(desk.say(TrainerExited(1, True), task=WATCHDOG), FlushDone) == [FlushDone(-1, "")]
@@ -387,7 +385,7 @@ def test_the_end_waits_until_it_is_known_what_a_killed_service_has_left_on_the_d
 
 
 # -- what is lost ----------------------------------------------------------------------------------------------
-def test_the_end_says_which_state_went_with_its_memory_before_it_was_saved() -> None:
+def test_the_end_names_the_state_that_was_lost_with_its_memory_before_it_was_saved() -> None:
     for ending in (TrainerExited(1, True), Finish()):
         desk = Desk().begun()
         desk.snapshot(slot(1, 10))
@@ -397,7 +395,7 @@ def test_the_end_says_which_state_went_with_its_memory_before_it_was_saved() -> 
         assert bodies(out, FlushDone)[0].error.startswith("step 20 ")
 
 
-def test_nothing_is_lost_that_is_on_disk_or_that_a_later_trainer_has_done_without() -> None:
+def test_a_state_on_disk_or_passed_by_a_later_trainer_is_not_lost() -> None:
     saved = Desk().begun()
     saved.saved(only(saved.snapshot(slot(1, 10), "manual"), Persist))
     saved.ready()
@@ -411,7 +409,7 @@ def test_nothing_is_lost_that_is_on_disk_or_that_a_later_trainer_has_done_withou
     assert bodies(later.say(TrainerExited(2, True), task=WATCHDOG), FlushDone)[0].error == ""
 
 
-def test_what_is_not_in_memory_may_be_on_disk_as_long_as_nobody_has_looked() -> None:
+def test_a_state_missing_from_memory_may_be_on_disk_until_the_directory_has_been_scanned() -> None:
     desk = Desk()
     desk.say(PLAN)
     desk.say(Snapshot(1, 10, ""))

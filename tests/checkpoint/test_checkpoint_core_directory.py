@@ -1,4 +1,4 @@
-"""The core and the checkpoints' directory: one that cannot be read or written to, and what others save there."""
+"""The checkpoint core copes with a directory that it cannot read or write, and adopts what others save there."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def unread() -> Desk:
     return desk
 
 
-def test_a_trainers_end_is_answered_when_the_directory_cannot_be_read_to_save_what_it_left() -> None:
+def test_a_trainers_end_is_answered_when_the_directory_cannot_be_read_to_save_its_state() -> None:
     desk = unread()
     assert bodies(desk.say(TrainerExited(1, clean=True), task=WATCHDOG), FlushDone) == []
     out = desk.see(desk.core.search_failed("Input/output error", desk.now_s))
     assert bodies(out, FlushDone) == [FlushDone(-1, "Input/output error")]
 
 
-def test_the_runs_end_is_answered_when_the_directory_could_not_be_read_three_times() -> None:
+def test_the_end_of_the_run_is_answered_after_three_failed_reads_of_the_directory() -> None:
     desk = unread()
     desk.say(Finish(), task=WATCHDOG)
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_the_runs_end_is_answered_when_the_directory_could_not_be_read_three_tim
 
 
 @pytest.mark.parametrize(("ending", "tries"), [(TrainerExited(1, clean=True), 1), (Finish(), 3)])
-def test_what_is_gone_from_memory_is_said_to_be_lost_when_the_directory_could_not_be_read(
+def test_a_state_gone_from_memory_is_reported_lost_when_the_directory_cannot_be_read(
     ending: Message, tries: int
 ) -> None:
     desk = unread()
@@ -57,7 +57,7 @@ def test_what_is_gone_from_memory_is_said_to_be_lost_when_the_directory_could_no
     assert told == [[lost] if number == tries else [] for number in (1, 2, 3)]
 
 
-def test_a_directory_that_could_not_be_read_is_read_again_after_a_second_and_once() -> None:
+def test_an_unreadable_directory_is_read_again_once_after_a_second() -> None:
     desk = unread()
     desk.see(desk.core.search_failed("Input/output error", desk.now_s))
     assert desk.core.next_due_s() == 1.0
@@ -66,14 +66,14 @@ def test_a_directory_that_could_not_be_read_is_read_again_after_a_second_and_onc
     assert desk.after(5.0) == []
 
 
-def test_a_directory_that_was_read_is_not_read_again_for_a_search_that_failed() -> None:
+def test_a_directory_that_was_read_is_not_read_again_because_a_search_failed() -> None:
     desk = Desk().begun()
     desk.see(desk.core.search_failed("Input/output error", desk.now_s))
     assert not [action for action in desk.after(60.0) if isinstance(action, TakeStock)]
 
 
 # -- it cannot be written to -----------------------------------------------------------------------------------
-def test_trouble_with_the_directory_is_said_when_it_comes_and_when_it_is_over() -> None:
+def test_trouble_with_the_directory_is_reported_when_it_starts_and_when_it_ends() -> None:
     desk = Desk().begun()
     told = [
         bodies(desk.core.scanned(Scan((), None, trouble), desk.now_s), Unwritable)
@@ -82,7 +82,7 @@ def test_trouble_with_the_directory_is_said_when_it_comes_and_when_it_is_over() 
     assert told == [[Unwritable("it is gone")], [], [Unwritable("")], []]
 
 
-def test_a_save_that_failed_is_tried_again_as_soon_as_the_trouble_is_over() -> None:
+def test_a_failed_save_is_retried_as_soon_as_the_trouble_is_over() -> None:
     desk = Desk().begun()
     desk.leaves_looks = True
     desk.see(desk.core.scanned(Scan((), None, "it is gone"), desk.now_s))
@@ -95,13 +95,13 @@ def test_a_save_that_failed_is_tried_again_as_soon_as_the_trouble_is_over() -> N
 
 # -- what others have saved there ------------------------------------------------------------------------------
 def looking_by_itself() -> Desk:
-    """Whoever has the desk looks around."""
+    """Return a desk that leaves directory scans to the test."""
     desk = Desk().begun()
     desk.leaves_looks = True
     return desk
 
 
-def test_a_look_that_began_before_a_save_ended_does_not_hide_what_was_saved() -> None:
+def test_a_scan_that_began_before_a_save_ended_does_not_hide_that_save() -> None:
     desk = looking_by_itself()
     persist = only(desk.snapshot(slot(1, 10), "manual"), Persist)
     only(desk.after(RESCAN_S), ScanDirectory)
@@ -110,7 +110,7 @@ def test_a_look_that_began_before_a_save_ended_does_not_hide_what_was_saved() ->
     assert desk.core.states.newest_step == 10
 
 
-def test_a_look_that_began_after_a_save_says_what_is_there() -> None:
+def test_a_scan_that_began_after_a_save_shows_what_is_there() -> None:
     desk = looking_by_itself()
     desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
     only(desk.after(RESCAN_S), ScanDirectory)
@@ -118,7 +118,7 @@ def test_a_look_that_began_after_a_save_says_what_is_there() -> None:
     assert desk.core.states.newest_step == -1
 
 
-def test_what_was_saved_since_the_run_began_is_news_even_if_the_first_look_shows_it() -> None:
+def test_a_save_since_the_start_of_the_run_is_news_even_if_the_first_scan_shows_it() -> None:
     desk = Desk(leaves_looks=True)
     desk.say(PLAN)
     only(desk.see(desk.core.stocked(DiskState(-1, 0, None, (), 100.0), desk.now_s)), ScanDirectory)
@@ -128,14 +128,14 @@ def test_what_was_saved_since_the_run_began_is_news_even_if_the_first_look_shows
     assert desk.see(desk.core.scanned(Scan((before, since), None, ""), desk.now_s)) == [Examine(since, PLAN)]
 
 
-def test_what_a_trainer_saved_that_is_dead_is_examined_at_once() -> None:
+def test_the_save_of_a_dead_trainer_is_examined_at_once() -> None:
     desk = looking_by_itself()
     only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)
     out = desk.see(desk.core.scanned(Scan((sighting(1.0),), None, ""), desk.now_s))
     assert only(out, Examine).sighting == sighting(1.0)
 
 
-def test_what_a_new_trainer_saves_is_left_to_it_for_a_while_although_the_one_before_it_is_dead() -> None:
+def test_the_save_of_a_new_trainer_is_left_to_it_for_a_while_although_the_previous_one_is_dead() -> None:
     desk = looking_by_itself()
     only(desk.say(TrainerExited(1, clean=False), task=WATCHDOG), ScanDirectory)
     desk.say(Restore(False), incarnation=2)
@@ -148,7 +148,7 @@ def sighting(time: float) -> Sighting:
     return Sighting(f"/l/{name}", ((f"{name}.index", 1, 9, 1),), time, listed=True)
 
 
-def test_what_only_tensorflow_can_reach_is_never_looked_at_and_a_word_of_it_is_answered_at_once() -> None:
+def test_a_directory_that_only_tensorflow_can_reach_is_never_scanned_and_a_report_of_it_is_answered_at_once() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_local=False), leaves_looks=True)
     desk.say(msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt"))
     desk.see(desk.core.stocked(NOTHING, desk.now_s))
@@ -165,7 +165,7 @@ ON_DISK = durable_of(SavableState(4, 40, 1, "r", None))
 @pytest.mark.parametrize(
     ("is_restarted", "durable", "told"), [(True, ON_DISK, [ON_DISK]), (True, None, []), (False, ON_DISK, [])]
 )
-def test_what_lies_there_is_told_by_a_service_that_follows_another_which_may_not_have_told_it(
+def test_a_replacement_service_reports_what_is_there_because_the_previous_one_may_not_have(
     is_restarted: bool, durable: Durable | None, told: list[Durable]
 ) -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=is_restarted))

@@ -1,4 +1,4 @@
-"""When the service looks around again by itself, if nobody says anything."""
+"""The service wakes up by itself when something is due, even without messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def test_without_a_plan_nothing_is_due() -> None:
     assert Desk().core.next_due_s() == math.inf
 
 
-def test_the_directory_is_looked_at_every_few_seconds_where_nothing_is_to_be_saved_however_long() -> None:
+def test_the_directory_is_scanned_every_few_seconds_even_if_nothing_is_to_be_saved() -> None:
     desk = Desk().begun()
     desk.after(10_000.0)
     assert desk.core.next_due_s() == 10_000.0 + RESCAN_S
 
 
-def test_a_save_is_due_when_save_secs_have_passed_and_what_failed_after_its_pause() -> None:
+def test_a_save_is_due_after_save_secs_and_a_failed_one_after_its_back_off() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.after(597.0)

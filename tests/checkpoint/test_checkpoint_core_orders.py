@@ -1,4 +1,4 @@
-"""The core under any order of events: nothing acknowledged is lost, every question is answered."""
+"""In any order of events the core loses nothing acknowledged and answers every request."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_question_is_answered(seed: int) -> None:
+def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_request_is_answered(seed: int) -> None:
     world = World(seed)
     for _ in range(80):
         world.act()

@@ -1,4 +1,4 @@
-"""What the core makes of a plan: of the first, of the same again, and of one for another place."""
+"""The core follows the first plan, ignores a repeated one and starts over for a plan with another place."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SOONER = msgspec.structs.replace(PLAN, save_secs=60.0)
 STOCK = DiskState(10, 1, None, ("/l/model.ckpt-10",))
 
 
-def test_the_same_plan_again_changes_nothing() -> None:
+def test_repeating_the_plan_changes_nothing() -> None:
     desk = Desk().begun(STOCK)
     assert [type(action) for action in desk.say(PLAN)] == [Acknowledge]
     assert desk.core.states.kept == STOCK.kept
 
 
-def test_checkpoints_are_known_until_they_go_to_another_place() -> None:
+def test_checkpoints_stay_known_until_the_plan_names_another_place() -> None:
     desk = Desk().begun(STOCK)
     assert TakeStock(SOONER) in desk.say(SOONER)
     assert (desk.core.states.newest_step, desk.core.states.kept) == (10, STOCK.kept)
@@ -30,7 +30,7 @@ def test_checkpoints_are_known_until_they_go_to_another_place() -> None:
     assert (desk.core.states.newest_step, desk.core.states.kept) == (-1, ())
 
 
-def test_a_plan_that_a_snapshot_carries_holds_until_a_trainer_says_its_own() -> None:
+def test_a_snapshots_plan_holds_until_a_trainer_sends_its_own() -> None:
     desk = Desk()
     assert desk.core.plan_seen(SOONER, 0.0) == [TakeStock(SOONER)]
     assert desk.core.plan_seen(ELSEWHERE, 0.0) == []
@@ -38,7 +38,7 @@ def test_a_plan_that_a_snapshot_carries_holds_until_a_trainer_says_its_own() -> 
     assert desk.core.plan_seen(SOONER, 0.0) == []
 
 
-def test_nothing_is_saved_before_it_is_known_what_lies_in_the_new_place() -> None:
+def test_nothing_is_saved_until_the_contents_of_the_new_place_are_known() -> None:
     desk = Desk().begun()
     desk.say(ELSEWHERE)
     desk.snapshot(slot(1, 10), "manual")
@@ -46,13 +46,13 @@ def test_nothing_is_saved_before_it_is_known_what_lies_in_the_new_place() -> Non
     assert only(desk.see(desk.core.stocked(NOTHING, desk.now_s)), Persist).plan == ELSEWHERE
 
 
-def test_save_secs_are_counted_from_the_first_plan() -> None:
+def test_save_secs_count_from_the_first_plan() -> None:
     desk = sooner_after_40_s()
     assert desk.after(19.0) == []
     assert only(desk.after(1.0), Persist).reason == "periodic"
 
 
-def test_save_secs_are_counted_anew_from_each_restore() -> None:
+def test_save_secs_start_again_at_each_restore() -> None:
     desk = sooner_after_40_s()
     desk.say(Restored())
     assert desk.after(59.0) == []
@@ -69,7 +69,7 @@ def sooner_after_40_s() -> Desk:
     return desk
 
 
-def test_what_the_present_trainer_has_in_memory_is_saved_by_time_alone() -> None:
+def test_the_present_trainers_memory_is_saved_by_time_alone() -> None:
     desk = Desk().begun()
     desk.say(Restored(), incarnation=2)
     desk.snapshot(slot(1, 10, 2))
@@ -77,7 +77,7 @@ def test_what_the_present_trainer_has_in_memory_is_saved_by_time_alone() -> None
     assert only(desk.after(1.0), Persist).reason == "periodic"
 
 
-def test_what_an_earlier_run_left_in_memory_is_saved_before_anybody_asks_for_it() -> None:
+def test_memory_left_by_an_earlier_run_is_saved_before_anyone_asks_for_it() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"})))
     desk.ready(slot(5, 50, 3, "before"))
     desk.say(PLAN)

@@ -1,4 +1,4 @@
-"""What a new trainer is told to start from, as scenarios."""
+"""Scenarios of what a new trainer restores: memory, a checkpoint or an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FO
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
 
 
-def test_restore_waits_for_the_plan_and_for_what_is_on_disk() -> None:
+def test_a_restore_waits_for_the_plan_and_for_the_contents_of_the_disk() -> None:
     desk = Desk()
     assert desk.say(Restore(False)) == []
     assert [TakeStock(PLAN)] == [a for a in desk.say(PLAN) if not isinstance(a, Acknowledge)]
@@ -29,7 +29,7 @@ def test_restore_waits_for_the_plan_and_for_what_is_on_disk() -> None:
     assert [RestoreFrom("fresh", "", -1, 0, (), "")] == bodies(desk.core.found(NO_CHECKPOINT, 0.0), RestoreFrom)
 
 
-def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
+def test_memory_is_preferred_and_does_not_wait_for_a_running_save() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
@@ -46,7 +46,7 @@ def test_memory_is_preferred_and_does_not_wait_for_the_save_that_runs() -> None:
     )
 
 
-def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
+def test_a_dead_trainers_state_is_verified_before_anyone_asks() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     verify = only(desk.say(TrainerExited(1, False)), VerifySlot)
@@ -56,20 +56,20 @@ def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
     assert not [a for a in out if isinstance(a, VerifySlot)]
 
 
-def test_a_state_that_was_left_is_verified_when_the_service_starts() -> None:
+def test_a_leftover_state_is_verified_when_the_service_starts() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert only(desk.after(0.0), VerifySlot).state.sequence == 4
     assert desk.after(1.0) == []
 
 
-def test_what_was_read_to_be_saved_is_not_read_again_to_be_restored() -> None:
+def test_a_state_read_for_a_save_is_not_read_again_for_a_restore() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
     assert [body.source for body in bodies(desk.say(Restore(False), 2), RestoreFrom)] == ["memory"]
 
 
-def test_a_slot_that_was_verified_and_filled_again_is_verified_again() -> None:
+def test_a_verified_slot_that_was_refilled_is_verified_again() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 10), "manual"), Persist))
     desk.snapshot(slot(3, 30))
@@ -78,7 +78,7 @@ def test_a_slot_that_was_verified_and_filled_again_is_verified_again() -> None:
     assert bodies(out, RestoreFrom) == []
 
 
-def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> None:
+def test_a_slot_that_both_the_save_and_the_check_reject_is_rejected_once() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     out = desk.say(TrainerExited(1, False))
@@ -88,7 +88,7 @@ def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> 
     assert len(bodies(out, Rejected)) == 1
 
 
-def test_a_checkpoint_of_somebody_else_s_of_a_later_step_is_preferred_to_memory() -> None:
+def test_another_writers_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ("/l/model.ckpt-50",)))
     desk.ready(slot(10, 40))
     only(desk.say(Restore(False)), Find)
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_somebody_else_s_of_a_later_step_is_preferred_to_memory(
     assert (answer.source, answer.step, answer.sequence) == ("checkpoint", 50, 10)
 
 
-def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
+def test_memory_is_used_when_the_later_checkpoint_turns_out_bad() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.ready(slot(10, 40))
     desk.say(Restore(False))
@@ -107,7 +107,7 @@ def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
     assert only(out, VerifySlot).state.sequence == 10
 
 
-def test_a_bad_slot_is_rejected_and_the_next_one_verified() -> None:
+def test_a_bad_slot_is_rejected_and_the_next_one_is_verified() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.snapshot(slot(2, 20))
@@ -117,14 +117,14 @@ def test_a_bad_slot_is_rejected_and_the_next_one_verified() -> None:
     assert len(bodies(out, Rejected)) == 1
 
 
-def test_checkpoints_of_which_none_is_good_are_an_error_never_a_fresh_start() -> None:
+def test_if_no_checkpoint_is_good_the_answer_is_an_error_and_never_a_fresh_start() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.say(Restore(False))
     answer = bodies(desk.core.found(FoundCheckpoint(None, (), (), "none is good"), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step, answer.error) == ("checkpoint", -1, "none is good")
 
 
-def test_a_directory_that_cannot_be_read_is_an_error_never_a_fresh_start() -> None:
+def test_an_unreadable_directory_is_an_error_and_never_a_fresh_start() -> None:
     desk = Desk()
     desk.say(PLAN)
     desk.say(Restore(False))
@@ -134,7 +134,7 @@ def test_a_directory_that_cannot_be_read_is_an_error_never_a_fresh_start() -> No
     assert [TakeStock(PLAN)] == desk.after(1.0)
 
 
-def test_durable_only_saves_first_and_answers_with_the_checkpoint() -> None:
+def test_durable_only_saves_first_and_then_answers_with_the_checkpoint() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     persist = only(desk.say(Restore(True), 2), Persist)
@@ -152,7 +152,7 @@ def test_durable_only_falls_back_when_the_state_cannot_be_saved() -> None:
     assert [Find(PLAN)] == [a for a in desk.core.save_failed("no room", desk.now_s) if isinstance(a, Find)]
 
 
-def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_run_removed() -> None:
+def test_a_previous_runs_snapshot_is_restored_and_saved_and_an_unknown_runs_is_removed() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"})))
     left, strange = slot(5, 50, 3, "before"), slot(8, 80, 3, "unknown")
     desk.ready(left, strange)
@@ -165,7 +165,7 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_ru
     assert desk.core.saving.current.reason == "crash"
 
 
-def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() -> None:
+def test_old_slots_are_unlinked_once_they_are_durable_and_a_newer_trainer_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
@@ -177,7 +177,7 @@ def test_old_slots_are_unlinked_once_durable_and_a_newer_trainer_has_restored() 
     assert slot(1, 10) == only(desk.saved(persist), Retire).slot
 
 
-def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None:
+def test_a_slot_offered_to_a_trainer_stays_until_it_has_restored() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False))
@@ -189,7 +189,7 @@ def test_a_slot_that_a_trainer_was_told_of_stays_until_it_has_restored() -> None
     assert slot(1, 10) == only(desk.say(Restored(), 3), Retire).slot
 
 
-def test_free_slots_of_dead_trainers_go_and_those_of_the_living_stay() -> None:
+def test_free_slots_of_dead_trainers_are_removed_and_those_of_living_ones_stay() -> None:
     desk = Desk().begun()
     dead, alive = slot(0, -1, 1, state=SlotState.FREE), slot(1, -1, 2, state=SlotState.WRITING)
     desk.ready(dead, alive)
@@ -201,7 +201,7 @@ def found(step: int) -> FoundCheckpoint:
     return FoundCheckpoint(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), "")
 
 
-def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
+def test_after_a_suspect_state_the_previous_checkpoint_is_the_answer_although_the_slot_is_good() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-800", "/l/model.ckpt-840")))
     desk.ready(slot(84, 840))
     desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
@@ -211,7 +211,7 @@ def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the
     assert (answer.source, answer.path, answer.step) == ("checkpoint", "/l/model.ckpt-800", 800)
 
 
-def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
+def test_a_suspect_state_with_no_earlier_one_is_used_after_all() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
     desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     desk.say(Restore(False), incarnation=2)
@@ -222,7 +222,7 @@ def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
     assert (answer.source, answer.step) == ("checkpoint", 840)
 
 
-def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
+def test_suspicion_ends_with_the_trainer_it_was_about() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
     desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     desk.say(TrainerExited(2, False), task=WATCHDOG)
@@ -243,7 +243,7 @@ def begun_elsewhere(before: str) -> Desk:
     return desk
 
 
-def test_what_a_copy_has_of_the_run_that_had_the_directory_before_is_restored() -> None:
+def test_a_copy_of_the_previous_holders_memory_is_restored() -> None:
     desk = begun_elsewhere("before")
     verify = only(desk.out, VerifySlot)
     (answer,) = bodies(desk.see(desk.core.slot_verified(verify.state, 0.0)), RestoreFrom)
@@ -251,7 +251,7 @@ def test_what_a_copy_has_of_the_run_that_had_the_directory_before_is_restored() 
     assert answer.sequence >= 40, "its numbers are not used again"
 
 
-def test_what_it_has_of_any_other_run_is_removed_once_the_directory_is_known() -> None:
+def test_a_copy_of_any_other_runs_memory_is_removed_once_the_directory_is_known() -> None:
     for before in ("", "another"):
         desk = begun_elsewhere(before)
         assert {a.slot.run for a in desk.out if isinstance(a, Retire)} == {"before"}

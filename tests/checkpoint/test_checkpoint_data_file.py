@@ -1,4 +1,4 @@
-"""A data file is the same by whichever way its bytes have gone to the disk, and none that differ go unseen."""
+"""A data file has the same bytes whichever way they reach the disk, and a changed byte is noticed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("size", SIZES)
-def test_a_file_has_the_bytes_that_were_appended_to_it(size: int, tmp_path: Path, writes: list[bool]) -> None:
+def test_a_file_holds_the_bytes_appended_to_it(size: int, tmp_path: Path, writes: list[bool]) -> None:
     data = data_of(size)
     file = write(tmp_path / "data", data, piece=1_000_003)
     assert (tmp_path / "data").read_bytes() == data
@@ -87,7 +87,7 @@ def test_a_file_has_the_bytes_that_were_appended_to_it(size: int, tmp_path: Path
     assert sum(writes) == size // BLOCK_BYTES + (1 if size > BLOCK_BYTES and size % BLOCK_BYTES >= 4096 else 0)
 
 
-def test_a_slow_disk_gets_the_rest_through_the_page_cache(
+def test_on_a_slow_disk_the_rest_goes_through_the_page_cache(
     tmp_path: Path, writes: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: False)
@@ -98,12 +98,12 @@ def test_a_slow_disk_gets_the_rest_through_the_page_cache(
     assert writes == [True] * (TRIAL_BYTES // BLOCK_BYTES) + [False] * 4
 
 
-def test_a_disk_keeps_up_with_three_hundred_megabytes_a_second() -> None:
+def test_a_fast_disk_keeps_up_with_three_hundred_megabytes_a_second() -> None:
     assert keeps_up(30_000_000, 0.1)
     assert not keeps_up(30_000_000, 0.11)
 
 
-def test_a_filesystem_that_knows_no_direct_writes_gets_them_through_the_page_cache(
+def test_a_filesystem_without_direct_writes_uses_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "set_direct", lambda fd, on: False)
@@ -112,9 +112,7 @@ def test_a_filesystem_that_knows_no_direct_writes_gets_them_through_the_page_cac
     assert (tmp_path / "data").read_bytes() == data
 
 
-def test_the_disk_is_given_memory_of_large_pages_where_there_are_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_use_huge_pages_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand small pages cost as much to clear, and to hand over, as a block costs to copy."""
     real, flags = disk.write, list[set[str]]()
 
@@ -142,7 +140,7 @@ def mapping_flags(address: int) -> set[str]:
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_filesystem_that_takes_the_flag_and_not_the_write_gets_it_through_the_page_cache(
+def test_a_filesystem_that_accepts_the_flag_but_not_the_write_uses_the_page_cache(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = disk.write, itertools.count(1)
@@ -159,7 +157,7 @@ def test_a_filesystem_that_takes_the_flag_and_not_the_write_gets_it_through_the_
 
 
 @pytest.mark.usefixtures("fast")
-def test_other_errors_of_a_direct_write_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_direct_write_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, view: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -170,7 +168,7 @@ def test_other_errors_of_a_direct_write_are_errors(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("size", [2 * BLOCK_BYTES, BLOCK_BYTES + 10])
-def test_a_byte_that_has_changed_on_its_way_to_the_disk_is_noticed(
+def test_a_byte_that_changes_on_its_way_to_the_disk_is_noticed(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = disk.write, itertools.count()
@@ -186,14 +184,14 @@ def test_a_byte_that_has_changed_on_its_way_to_the_disk_is_noticed(
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_kill_within_a_direct_write_leaves_a_part_of_the_file(tmp_path: Path) -> None:
+def test_a_kill_during_a_direct_write_leaves_part_of_the_file(tmp_path: Path) -> None:
     data = data_of(3 * BLOCK_BYTES)
     with Recording(tmp_path, kill_at=3), pytest.raises(Killed):
         write(tmp_path / "data", data)
     assert (tmp_path / "data").read_bytes() == data[: BLOCK_BYTES + BLOCK_BYTES // 2]
 
 
-def test_one_file_after_the_other_uses_the_same_memory_and_two_at_a_time_never_do(
+def test_consecutive_files_share_one_buffer_and_concurrent_ones_never_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "first", b"first")

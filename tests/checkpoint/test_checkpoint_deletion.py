@@ -1,4 +1,4 @@
-"""How checkpoints go: in which order, what an interrupted deletion leaves to be finished, and what is no business of it."""
+"""Checkpoints are deleted in a safe order, an interrupted deletion is finished, and nothing else is deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def finish(shop: Interrupted, *listed: str) -> None:
     finish_deletions(shop.logdir, "m", {str(shop.logdir / name) for name in listed})
 
 
-def test_a_checkpoint_that_nothing_will_delete_again_goes_in_three_certain_steps(shop: Interrupted) -> None:
+def test_a_checkpoint_without_a_recorded_deletion_is_deleted_in_three_synced_steps(shop: Interrupted) -> None:
     shop.commit(1, suffixes=EVERYTHING)
     with Recording(shop.logdir) as recording:
         delete_surely(str(shop.logdir / "m-7"))
@@ -37,7 +37,7 @@ def test_a_checkpoint_that_nothing_will_delete_again_goes_in_three_certain_steps
     assert shop.files() == {}
 
 
-def test_a_commit_makes_its_deletions_certain_before_its_intent_goes(shop: Interrupted) -> None:
+def test_a_commit_syncs_its_deletions_before_it_removes_its_intent(shop: Interrupted) -> None:
     shop.commit(1, "m-1")
     staging, intent = shop.begin(2, delete=(str(shop.logdir / "m-1"),))
     with Recording(shop.logdir) as recording:
@@ -49,14 +49,14 @@ def test_a_commit_makes_its_deletions_certain_before_its_intent_goes(shop: Inter
     assert shop.files() == whole(2)
 
 
-def test_what_a_commit_lists_it_does_not_delete(shop: Interrupted) -> None:
+def test_a_commit_does_not_delete_what_it_lists(shop: Interrupted) -> None:
     shop.commit(1, "m-1")
     both = (str(shop.logdir / "m-1"), str(shop.logdir / "m-7"))
     assert shop.commit(2, listed=both, delete=both[:1]) == []
     assert shop.files() == whole(1, "m-1") | whole(2)
 
 
-def test_a_commit_tells_which_checkpoints_it_could_not_delete_and_deletes_the_others(
+def test_a_commit_names_the_checkpoints_it_could_not_delete_and_deletes_the_others(
     shop: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, rename = disk.unlink, disk.rename
@@ -77,7 +77,7 @@ def test_a_commit_tells_which_checkpoints_it_could_not_delete_and_deletes_the_ot
     assert shop.listed() == ["m-7"]
 
 
-def test_of_deletions_that_were_cut_off_each_is_finished_and_nothing_else_goes(shop: Interrupted) -> None:
+def test_each_interrupted_deletion_is_finished_and_nothing_else_is_deleted(shop: Interrupted) -> None:
     names = [f"m-{number}" for number in range(1, 31)]  # no order among them is known
     for sequence, name in enumerate(names, 1):
         shop.commit(sequence, name, suffixes=EVERYTHING)
@@ -104,14 +104,14 @@ def test_of_deletions_that_were_cut_off_each_is_finished_and_nothing_else_goes(s
     assert left.keys() <= before.keys()
 
 
-def test_what_is_on_the_list_is_not_deleted_without_its_index_either(shop: Interrupted) -> None:
+def test_a_listed_checkpoint_is_not_deleted_even_without_its_index(shop: Interrupted) -> None:
     shop.commit(1)
     (shop.logdir / f"m-7{INDEX}").unlink()
     finish(shop, "m-7")
     assert f"m-7{DATA}" in shop.files()
 
 
-def test_of_a_checkpoint_by_another_name_whose_index_is_gone_only_the_manifest_goes(shop: Interrupted) -> None:
+def test_for_a_foreign_checkpoint_without_an_index_only_the_manifest_is_deleted(shop: Interrupted) -> None:
     shop.commit(1, "other-7")
     (shop.logdir / f"other-7{INDEX}").unlink()
     finish(shop)

@@ -1,4 +1,4 @@
-"""What others have saved: when it is scanned for, when it is adopted, and when it is left alone."""
+"""Checkpoints of other savers are found, adopted when they are stable, and otherwise left alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Directory:
         self.external_saves.adopted(AdoptionResult(examined, action.own, durable), self.now_s)
 
 
-def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_never_without_pause() -> None:
+def test_the_directory_is_scanned_every_few_seconds_and_soon_after_a_hint_but_never_without_a_pause() -> None:
     directory = Directory()
     directory.go_on()
     assert directory.looks == 1
@@ -88,7 +88,7 @@ def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_
     assert directory.external_saves.next_due_s() - directory.now_s <= SCAN_S_MIN
 
 
-def test_the_many_changes_of_one_commit_are_seen_by_one_look_behind_them_and_a_report_waits_for_none() -> None:
+def test_the_many_changes_of_one_commit_cause_one_later_scan_and_a_report_waits_for_none() -> None:
     directory = Directory()
     directory.go_on()
     directory.after(1.0)
@@ -106,7 +106,7 @@ def test_the_many_changes_of_one_commit_are_seen_by_one_look_behind_them_and_a_r
     assert directory.looks == 3
 
 
-def test_while_a_look_goes_on_no_other_begins_and_a_hint_meanwhile_is_not_lost() -> None:
+def test_during_a_scan_no_other_begins_and_a_hint_is_not_lost() -> None:
     external_saves = ExternalSaves()
     external_saves.start_directory(RUN_BEGAN)
     assert external_saves.request_scan(PLAN, 0.0) == [ScanDirectory(PLAN)]
@@ -116,7 +116,7 @@ def test_while_a_look_goes_on_no_other_begins_and_a_hint_meanwhile_is_not_lost()
     assert external_saves.request_scan(PLAN, 100.0 + SCAN_S_MIN) == [ScanDirectory(PLAN)]
 
 
-def test_a_checkpoint_that_is_listed_is_examined_when_it_has_been_the_same_for_a_moment_then_adopted() -> None:
+def test_a_listed_checkpoint_is_examined_once_it_is_stable_and_then_adopted() -> None:
     directory = Directory(there=[external()])
     assert directory.go_on() == []
     assert directory.after(CALM_S / 2) == []
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_is_listed_is_examined_when_it_has_been_the_same_for_a
     assert directory.external_saves.is_idle
 
 
-def test_one_that_changes_waits_anew_and_one_that_nobody_lists_waits_longer() -> None:
+def test_a_changing_checkpoint_waits_again_and_an_unlisted_one_waits_longer() -> None:
     directory = Directory(there=[external()])
     directory.go_on()
     directory.there = [external(version=2)]
@@ -142,7 +142,7 @@ def test_one_that_changes_waits_anew_and_one_that_nobody_lists_waits_longer() ->
     assert len(quiet.after(CALM_UNNAMED_S - CALM_S)) == 1
 
 
-def test_what_the_trainer_says_is_examined_at_once_as_its_own_and_answered_when_it_is_in() -> None:
+def test_the_trainers_report_is_examined_at_once_as_its_own_and_answered_when_adopted() -> None:
     directory = Directory(there=[external()])
     directory.go_on()
     directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
@@ -154,13 +154,13 @@ def test_what_the_trainer_says_is_examined_at_once_as_its_own_and_answered_when_
     assert directory.after(SCAN_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
 
 
-def test_word_of_a_checkpoint_that_is_gone_or_known_is_answered() -> None:
+def test_a_report_of_a_missing_or_known_checkpoint_is_answered() -> None:
     directory = Directory()
     directory.external_saves.own_save_reported(word_of("/l/model.ckpt-3"), "/l/model.ckpt-3")
     assert directory.go_on() == [Acknowledge(word_of("/l/model.ckpt-3"))]
 
 
-def test_one_at_a_time_is_examined_the_oldest_first() -> None:
+def test_checkpoints_are_examined_one_at_a_time_from_the_oldest() -> None:
     directory = Directory(there=[external("b", time=3000.0), external("a-9", time=2000.0)])
     directory.go_on()
     (first,) = directory.after(CALM_S)
@@ -170,7 +170,7 @@ def test_one_at_a_time_is_examined_the_oldest_first() -> None:
     assert directory.after(SCAN_S_MIN) == [Examine(external("b", time=3000.0), PLAN)]
 
 
-def test_one_that_is_damaged_is_left_alone_until_it_changes_and_its_writer_is_answered() -> None:
+def test_a_damaged_checkpoint_is_left_alone_until_it_changes_and_its_writer_is_answered() -> None:
     directory = Directory(there=[external()])
     directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
     (examine,) = directory.go_on()
@@ -182,7 +182,7 @@ def test_one_that_is_damaged_is_left_alone_until_it_changes_and_its_writer_is_an
     assert len(directory.after(CALM_S)) == 1
 
 
-def test_one_that_cannot_be_read_now_is_read_again_with_a_later_scan_and_its_writer_waits() -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_retried_at_a_later_scan_and_its_writer_waits() -> None:
     directory = Directory(there=[external()])
     word = word_of("/l/model.ckpt-7")
     directory.external_saves.own_save_reported(word, "/l/model.ckpt-7")
@@ -195,7 +195,7 @@ def test_one_that_cannot_be_read_now_is_read_again_with_a_later_scan_and_its_wri
     assert directory.after(SCAN_S_MIN) == [Acknowledge(word)]
 
 
-def test_one_that_cannot_be_read_now_does_not_hold_up_the_next_one() -> None:
+def test_a_checkpoint_that_cannot_be_read_now_does_not_delay_the_next_one() -> None:
     directory = Directory(there=[external("a-1", time=2000.0), external("a-2", time=3000.0)])
     directory.go_on()
     (first,) = directory.after(CALM_S)
@@ -203,7 +203,7 @@ def test_one_that_cannot_be_read_now_does_not_hold_up_the_next_one() -> None:
     assert directory.after(SCAN_S_MIN) == [Examine(external("a-2", time=3000.0), PLAN)]
 
 
-def test_one_that_changed_while_it_was_read_is_seen_again() -> None:
+def test_a_checkpoint_that_changed_during_the_read_is_seen_again() -> None:
     directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
@@ -213,7 +213,7 @@ def test_one_that_changed_while_it_was_read_is_seen_again() -> None:
     assert directory.after(CALM_S) == [Examine(external(version=2), PLAN)]
 
 
-def test_while_another_saver_holds_the_lock_it_is_tried_again() -> None:
+def test_while_another_saver_holds_the_lock_the_adoption_is_retried() -> None:
     directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
@@ -229,7 +229,7 @@ def test_while_another_saver_holds_the_lock_it_is_tried_again() -> None:
     assert directory.after(CALM_S) == [Examine(external(version=2), PLAN)]
 
 
-def test_a_word_that_comes_late_makes_an_external_checkpoint_the_savers_own() -> None:
+def test_a_late_report_makes_an_external_checkpoint_the_savers_own() -> None:
     directory = Directory(there=[external()])
     directory.go_on()
     (examine,) = directory.after(CALM_S)
@@ -241,7 +241,7 @@ def test_a_word_that_comes_late_makes_an_external_checkpoint_the_savers_own() ->
     assert directory.after(SCAN_S_MIN) == [Acknowledge(word)]
 
 
-def test_what_was_there_before_the_run_is_no_news() -> None:
+def test_checkpoints_from_before_the_run_are_not_news() -> None:
     directory = Directory(there=[external(time=RUN_BEGAN - 1.0)])
     assert [directory.go_on(), directory.after(CALM_S), directory.after(RESCAN_S)] == [[], [], []]
     as_it_began = Directory(there=[external(time=RUN_BEGAN)])
@@ -254,7 +254,7 @@ def test_what_was_there_before_the_run_is_no_news() -> None:
     assert unknown.after(CALM_S) == [Examine(external("model.ckpt-8"), PLAN)]
 
 
-def test_when_the_trainer_is_dead_nothing_is_waited_for() -> None:
+def test_nothing_waits_for_a_dead_trainer() -> None:
     directory = Directory()
     directory.go_on()
     directory.there = [external(listed=False)]
@@ -263,14 +263,14 @@ def test_when_the_trainer_is_dead_nothing_is_waited_for() -> None:
     assert not directory.external_saves.is_idle
 
 
-def test_a_directory_that_cannot_be_looked_at_is_tried_again_at_the_next_rescan(tmp_path: Any) -> None:
+def test_an_unreadable_directory_is_retried_at_the_next_scan(tmp_path: Any) -> None:
     directory = Directory(there=[external()])
     directory.external_saves.request_scan(PLAN, 0.0)
     directory.external_saves.scanned(Scan((), None, "it is gone"), PLAN, 0.0)
     assert directory.external_saves.next_due_s() == RESCAN_S
 
 
-def test_a_save_that_is_reported_is_adopted_though_the_clock_was_set_back_to_before_the_run() -> None:
+def test_a_reported_save_is_adopted_though_the_clock_was_set_back_to_before_the_run() -> None:
     directory = Directory()
     save = external(time=RUN_BEGAN - 500.0)
     directory.there.append(save)

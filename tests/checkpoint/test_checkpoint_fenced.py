@@ -1,6 +1,8 @@
-"""A machine that stands still in the middle of a commit, for so long that another one has the logdir and has saved there, and goes on.
+"""A machine that freezes in the middle of a commit, while another machine takes the logdir, harms
+nothing when it wakes.
 
-What it has still to do of its commit takes no effect, whichever call it was stopped before: what the other one has acknowledged stays.
+Wherever its commit stopped, the rest of it has no effect, and what the other machine acknowledged
+stays.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def take_lease(logdir: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_row_68_a_commit_that_stands_still_before_any_of_its_calls_changes_nothing_that_another_machine_saves_meanwhile(
+def test_row_68_a_commit_frozen_before_any_of_its_calls_changes_nothing_that_another_machine_saves_meanwhile(
     run: Any, plan: Any, publish: Any, directory: Path, other: Run, tmp_path: Path, name: str
 ) -> None:
     before, last, named, keep, theirs = SCENARIOS[name]
@@ -110,7 +112,7 @@ def test_row_68_a_commit_that_stands_still_before_any_of_its_calls_changes_nothi
 
 
 @pytest.mark.parametrize("where", ["before_rename", "before_directory_fsync", "before_manifest", "before_state"])
-def test_row_68_a_service_that_is_stopped_in_its_commit_and_wakes_up_after_another_has_saved_replaces_nothing(
+def test_row_68_a_service_frozen_in_its_commit_that_wakes_after_anothers_save_replaces_nothing(
     run: Run, other: Run, plan: Any, publish: Any, where: str
 ) -> None:
     saver = plan(save_path=str(run.logdir / "model.ckpt"), max_to_keep=1)

@@ -1,4 +1,4 @@
-"""What the store may rely on, whatever the place is in which checkpoints lie: a directory, or a URL."""
+"""Directories and URLs keep the same contract for the checkpoint store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
     is_url: bool
 
     def files(self) -> CheckpointFiles:
-        """Those of a service that starts now."""
+        """Return the files of a service that starts now."""
         start = self.run.start()
         files: CheckpointFiles = UrlFiles(start) if self.is_url else LocalFiles(start, SystemClock())
         files.recover()
@@ -85,7 +85,7 @@ def restored(files: CheckpointFiles, place: Place, before: int = -1) -> int:
     return found.checkpoint.step
 
 
-def test_a_place_that_holds_nothing_has_nothing_to_restore_and_is_no_error(place: Place) -> None:
+def test_an_empty_place_has_nothing_to_restore_and_is_no_error(place: Place) -> None:
     files = place.files()
     assert files.has_logdir()
     listing = files.listing(place.plan)
@@ -95,7 +95,7 @@ def test_a_place_that_holds_nothing_has_nothing_to_restore_and_is_no_error(place
     assert (found.checkpoint, found.kept, found.rejected, found.error) == (None, (), (), "")
 
 
-def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_what_is_one_too_many(place: Place) -> None:
+def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_the_surplus_one(place: Place) -> None:
     files = place.files()
     paths = [files.path_of(place.plan, f"model.ckpt-{step}") for step in (1, 2, 3)]
     assert paths[0] == f"{place.directory}/model.ckpt-1"
@@ -114,7 +114,7 @@ def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_what_is_one_to
     assert tf.train.latest_checkpoint(place.directory) == paths[2]
 
 
-def test_what_another_saver_has_put_under_a_name_of_ours_counts_by_its_own_checksums(place: Place) -> None:
+def test_another_savers_checkpoint_under_our_name_counts_by_its_own_checksums(place: Place) -> None:
     files = place.files()
     for step in (1, 3):
         (*_, path) = place.save(files, step)
@@ -128,7 +128,7 @@ def test_what_another_saver_has_put_under_a_name_of_ours_counts_by_its_own_check
     assert files.listing(place.plan).kept[-1] == path
 
 
-def test_what_the_list_names_in_another_directory_stays_listed_and_is_never_deleted(place: Place) -> None:
+def test_a_listed_checkpoint_in_another_directory_stays_listed_and_is_never_deleted(place: Place) -> None:
     files = place.files()
     elsewhere = f"{place.directory}/others"
     tf.io.gfile.makedirs(elsewhere)
@@ -145,7 +145,7 @@ def test_what_the_list_names_in_another_directory_stays_listed_and_is_never_dele
         assert tf.io.gfile.exists(theirs + suffix)
 
 
-def test_a_checkpoint_that_is_restored_from_is_deleted_with_the_next_commit(place: Place) -> None:
+def test_a_checkpoint_being_restored_is_deleted_with_the_next_commit(place: Place) -> None:
     files = place.files()
     (first,) = place.save(files, 1)
     place.save(files, 2)
@@ -155,14 +155,14 @@ def test_a_checkpoint_that_is_restored_from_is_deleted_with_the_next_commit(plac
     assert not files.listing(place.plan).is_there(first)
 
 
-def test_a_commit_under_a_name_that_is_taken_replaces_that_checkpoint(place: Place) -> None:
+def test_a_commit_under_a_used_name_replaces_that_checkpoint(place: Place) -> None:
     files = place.files()
     for step in (1, 2, 3):
         assert place.save(files, step, named=False) == (f"{place.directory}/model.ckpt",)
         assert restored(place.files(), place) == step
 
 
-def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_found_until_there_is_none(
+def test_a_bad_checkpoint_is_moved_aside_and_unlisted_and_the_older_one_is_found_until_none_is_left(
     place: Place,
 ) -> None:
     files = place.files()
@@ -182,7 +182,7 @@ def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_
     assert older in nothing.error
 
 
-def test_an_error_while_the_files_are_made_leaves_what_was_there_and_nothing_else(place: Place) -> None:
+def test_an_error_while_writing_leaves_only_what_was_there(place: Place) -> None:
     files = place.files()
     place.save(files, 1)
 
@@ -201,7 +201,7 @@ def test_an_error_while_the_files_are_made_leaves_what_was_there_and_nothing_els
     assert restored(files, place) == 2
 
 
-def test_staging_that_a_service_left_behind_is_gone_when_the_next_one_has_begun(place: Place) -> None:
+def test_staging_left_by_a_service_is_gone_when_the_next_one_has_started(place: Place) -> None:
     files = place.files()
     made = files.new_staging(place.plan, 1, 4000)
     left = made.__enter__().directory  # a kill: it is never left
@@ -211,14 +211,14 @@ def test_staging_that_a_service_left_behind_is_gone_when_the_next_one_has_begun(
     assert restored(after, place) == -1
 
 
-def test_a_checkpoint_that_has_no_room_is_an_error_before_a_byte_is_written(place: Place) -> None:
+def test_a_checkpoint_that_does_not_fit_is_an_error_before_a_byte_is_written(place: Place) -> None:
     files = place.files()
     with pytest.raises(OSError, match=r"no room"):
         files.new_staging(place.plan, 1, 2**62)
     assert restored(files, place) == -1
 
 
-def test_where_another_machine_has_taken_the_logdir_nothing_is_made_any_more(place: Place) -> None:
+def test_nothing_is_written_once_another_machine_has_the_logdir(place: Place) -> None:
     files = place.files()
     files.check_lease()
     machine = lease.ProcessSpace("node17", "b", "p")
@@ -228,7 +228,7 @@ def test_where_another_machine_has_taken_the_logdir_nothing_is_made_any_more(pla
         files.check_lease()
 
 
-def test_what_another_writer_has_saved_is_adopted_whole_or_left_alone(place: Place) -> None:
+def test_another_writers_save_is_adopted_whole_or_left_alone(place: Place) -> None:
     files = place.files()
     place.save(files, 1)
     path = files.path_of(place.plan, "model.ckpt-7")

@@ -1,4 +1,4 @@
-"""What the tasks beside the chief start from: the same as the chief, and never memory that the chief fills anew."""
+"""The tasks beside the chief restore the same state as the chief, and never memory that the chief is refilling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def restored_from_memory(core: CheckpointCore | None = None) -> Desk:
     return desk
 
 
-def test_they_wait_for_the_chief_and_get_what_it_gets() -> None:
+def test_followers_wait_for_the_chief_and_get_the_same_state() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
@@ -40,7 +40,7 @@ def test_they_wait_for_the_chief_and_get_what_it_gets() -> None:
     assert answers(desk.say(Restore(False), 2, SECOND)) == [(SECOND, "memory", 10)]
 
 
-def test_a_question_of_theirs_takes_no_answer_from_the_chief() -> None:
+def test_a_followers_question_takes_no_answer_from_the_chief() -> None:
     desk = Desk().begun()
     desk.say(Restore(False))
     desk.say(Restore(False), 1, FIRST)
@@ -50,7 +50,7 @@ def test_a_question_of_theirs_takes_no_answer_from_the_chief() -> None:
     ]
 
 
-def test_what_a_chief_that_has_died_would_have_got_is_not_for_the_followers_of_the_next() -> None:
+def test_an_answer_meant_for_a_dead_chief_is_not_for_the_followers_of_the_next() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
@@ -61,7 +61,7 @@ def test_what_a_chief_that_has_died_would_have_got_is_not_for_the_followers_of_t
     assert answers(desk.say(Restore(False), 3)) == [(TRAINER, "memory", 10), (FIRST, "memory", 10)]
 
 
-def test_a_question_that_comes_after_its_askers_death_leaves_the_followers_of_the_next_chief_waiting() -> None:
+def test_a_question_that_arrives_after_its_askers_death_leaves_the_next_followers_waiting() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
@@ -72,14 +72,14 @@ def test_a_question_that_comes_after_its_askers_death_leaves_the_followers_of_th
     assert answers(desk.say(Restore(False), 3)) == [(TRAINER, "memory", 10), (FIRST, "memory", 10)]
 
 
-def test_one_that_cannot_take_memory_gets_the_same_state_when_it_is_on_disk() -> None:
+def test_a_follower_that_cannot_use_memory_gets_the_same_state_once_it_is_on_disk() -> None:
     desk = restored_from_memory()
     assert answers(desk.say(Restore(True), 2, FIRST)) == []
     save = only(desk.after(2.0), Persist)
     assert answers(desk.saved(save)) == [(FIRST, "checkpoint", 10)]
 
 
-def test_one_of_another_machine_is_offered_what_is_in_memory_and_told_of_what_is_on_disk() -> None:
+def test_a_follower_on_another_machine_is_offered_the_memory_and_gets_the_path_on_disk() -> None:
     desk = restored_from_memory()
     assert answers(desk.say(Restore(False, fetches=True), 2, FIRST)) == []
     offered = only(desk.out, Offer)
@@ -91,7 +91,7 @@ def test_one_of_another_machine_is_offered_what_is_in_memory_and_told_of_what_is
     assert only(desk.out, Offer) is offered
 
 
-def test_the_memory_that_the_chief_has_started_from_stays_until_all_have_it_or_it_has_trained_on() -> None:
+def test_the_memory_that_the_chief_restored_stays_until_all_have_it_or_it_has_trained_on() -> None:
     def start() -> Desk:
         desk = restored_from_memory(CheckpointCore("r", TRAINER, followers=2))
         desk.say(Restored(), 2)
@@ -114,7 +114,7 @@ def retired(desk: Desk) -> list[int]:
     return sorted({action.slot.sequence for action in desk.out if isinstance(action, Retire)})
 
 
-def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> None:
+def test_once_the_chief_has_trained_on_followers_get_only_what_is_on_disk() -> None:
     desk = restored_from_memory()
     desk.snapshot(slot(2, 20, 2))
     assert answers(desk.say(Restore(False), 3, FIRST)) == []
@@ -123,7 +123,7 @@ def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> Non
     assert answers(desk.saved(saved)) == [(FIRST, "checkpoint", 20)]
 
 
-def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them() -> None:
+def test_what_a_dead_service_told_the_chief_is_on_disk_for_its_followers() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
     assert answers(desk.say(Restore(False), 2, FIRST)) == []
@@ -133,7 +133,7 @@ def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them(
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 
 
-def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_waiting() -> None:
+def test_a_new_service_that_hears_again_of_an_attempts_end_leaves_nobody_waiting() -> None:
     """The service before it had not settled that end, and has told the next attempt what to start from."""
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
@@ -145,7 +145,7 @@ def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_w
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 
 
-def test_a_chief_that_asks_a_new_service_meanwhile_is_answered_itself() -> None:
+def test_a_chief_that_asks_a_new_service_meanwhile_gets_its_own_answer() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.say(Restore(False), 2, FIRST)
     desk.say(Restore(False), 2)
@@ -161,7 +161,7 @@ def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
     assert answers(desk.say(Restore(False), 3, FIRST)) == []
 
 
-def test_the_end_of_a_chief_that_is_heard_of_after_the_next_one_has_asked_takes_nothing_back() -> None:
+def test_a_late_report_of_a_chiefs_end_takes_nothing_from_the_next_one() -> None:
     """Watchdog and chief speak to the service by connections of their own."""
     desk = Desk(CheckpointCore("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))

@@ -1,4 +1,4 @@
-"""Hints that somebody else has changed the checkpoints' directory: what is one, what is none, and where there can be none."""
+"""Filesystem events hint that another saver has changed the checkpoint directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put_index(directory: Path) -> None:
     (directory / "m.tmp").rename(directory / "m.index")
 
 
-def test_a_hint_comes_when_an_index_comes_into_place_also_after_the_directory_was_made_again(tmp_path: Path) -> None:
+def test_a_new_index_gives_a_hint_even_after_the_directory_was_recreated(tmp_path: Path) -> None:
     changed = threading.Event()
     watch = Watch(changed.set, OwnChanges(SystemClock()))
     directory = tmp_path / "saved"
@@ -66,7 +66,7 @@ class NotingWatch(Watch):
         return is_news
 
 
-def test_no_hint_comes_of_what_a_commit_puts_in_place_and_removes(
+def test_what_a_commit_puts_in_place_and_removes_gives_no_hint(
     run: Run, publish: Callable[..., Any], plan: Callable[..., CheckpointPlan]
 ) -> None:
     own = OwnChanges(FakeClock())  # on which no time passes, however busy the machine is
@@ -89,7 +89,7 @@ def test_no_hint_comes_of_what_a_commit_puts_in_place_and_removes(
         watch.close()
 
 
-def test_what_a_commit_changes_is_its_own_for_so_long_and_nothing_else_is() -> None:
+def test_a_commits_own_changes_are_ignored_for_a_while_and_no_others_are() -> None:
     clock = FakeClock()
     own = OwnChanges(clock)
     own.expect(["/l/m-7.index", "/l/checkpoint"])
@@ -101,9 +101,7 @@ def test_what_a_commit_changes_is_its_own_for_so_long_and_nothing_else_is() -> N
     assert [own.has(path) for path in ("/l/m-7.index", "/l/m-8.index")] == [False, True]
 
 
-def test_where_the_machine_allows_no_more_watches_that_is_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_free_watches_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch = Watch(lambda: None, OwnChanges(SystemClock()))
     watch.keep_watching(tmp_path)  # its modules are loaded
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -119,7 +117,7 @@ def test_where_the_machine_allows_no_more_watches_that_is_said_once(
     assert said.count(": it is scanned") == 1
 
 
-def test_only_what_may_be_a_checkpoint_is_a_hint() -> None:
+def test_only_a_possible_checkpoint_gives_a_hint() -> None:
     of_interest = {name: is_of_interest(f"/l/{name}") for name in ("m-7.index", "checkpoint", "mine")}
     others = ["events.out.tfevents.1.host", "m-7.data-00000-of-00001", "graph.pbtxt", "m-7.manifest.json"]
     assert all(of_interest.values())
@@ -147,5 +145,5 @@ MOUNTS = [
         ("/runs/1", "fuse.sshfs"),
     ],
 )
-def test_the_filesystem_of_a_directory_is_that_of_the_nearest_mount(path: str, kind: str) -> None:
+def test_a_directorys_filesystem_is_its_nearest_mount(path: str, kind: str) -> None:
     assert filesystem_of(path, MOUNTS) == kind

@@ -1,4 +1,4 @@
-"""An intent is read as it was written; where its logdir was moved to, it speaks of that place and of no other."""
+"""An intent is read back as written, and in a moved logdir it applies to the new place only."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ def moved(path: Path, old: Path, new: Path) -> Path:
     return new / path.relative_to(old)
 
 
-def test_where_it_was_written_an_intent_is_read_as_it_was(shop: Interrupted, tmp_path: Path) -> None:
+def test_in_its_own_place_an_intent_reads_back_as_written(shop: Interrupted, tmp_path: Path) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
     own = tuple(path for path in intent.delete if path.startswith(f"{shop.logdir}/"))
     assert len(own) < len(intent.delete)
     assert read_intent(staging) == msgspec.structs.replace(intent, delete=own), "nothing is deleted elsewhere"
 
 
-def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_staging_area(
-    shop: Interrupted, tmp_path: Path
-) -> None:
+def test_in_its_own_place_the_checkpoint_may_be_outside_of_the_staging_area(shop: Interrupted, tmp_path: Path) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
     ckpts, theirs = tmp_path / "ckpts", str(tmp_path / "ckpts" / "m-3")
     outside = msgspec.structs.replace(
@@ -61,7 +59,7 @@ def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_staging_area
     ],
     ids=str,
 )
-def test_an_intent_that_names_other_files_than_those_of_its_checkpoint_is_none(
+def test_an_intent_that_names_files_of_another_checkpoint_is_ignored(
     shop: Interrupted, changes: dict[str, Any]
 ) -> None:
     staging, intent = shop.interrupt(1)
@@ -71,7 +69,7 @@ def test_an_intent_that_names_other_files_than_those_of_its_checkpoint_is_none(
     assert read_intent(staging) is None
 
 
-def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names_it(
+def test_an_interrupted_commit_for_another_directory_waits_for_the_plan_that_names_it(
     shop: Interrupted, tmp_path: Path
 ) -> None:
     ckpts = tmp_path / "ckpts"
@@ -88,7 +86,7 @@ def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names
     assert (ckpts / "m-7.index").exists()
 
 
-def test_what_is_interrupted_in_a_directory_of_another_spelling_is_carried_out(
+def test_an_interrupted_commit_in_another_spelling_of_the_directory_is_completed(
     shop: Interrupted, tmp_path: Path
 ) -> None:
     ckpts, link = tmp_path / "ckpts", tmp_path / "link"
@@ -103,7 +101,7 @@ def test_what_is_interrupted_in_a_directory_of_another_spelling_is_carried_out(
 
 
 @pytest.mark.parametrize("name", ["staging", "staging/7"])
-def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path, name: str) -> None:
+def test_what_lies_behind_a_link_is_not_removed(shop: Interrupted, tmp_path: Path, name: str) -> None:
     precious = tmp_path / "precious"
     (precious / "8").mkdir(parents=True)
     (precious / "8" / "thesis").touch()
@@ -115,7 +113,7 @@ def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("save_path", "then"), [("", "{new}/m"), ("m", "m"), ("logdir/m", "logdir/m")])
-def test_in_a_logdir_that_was_moved_an_intent_speaks_of_that_alone(
+def test_in_a_moved_logdir_an_intent_applies_to_that_logdir_only(
     shop: Interrupted, tmp_path: Path, save_path: str, then: str
 ) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere", save_path)
@@ -131,9 +129,7 @@ def test_in_a_logdir_that_was_moved_an_intent_speaks_of_that_alone(
     )
 
 
-def test_in_a_logdir_that_was_moved_there_is_no_intent_for_a_directory_outside(
-    shop: Interrupted, tmp_path: Path
-) -> None:
+def test_in_a_moved_logdir_an_intent_for_a_directory_outside_is_ignored(shop: Interrupted, tmp_path: Path) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
     write_intent(staging, msgspec.structs.replace(intent, path=str(tmp_path / "ckpts" / "m-7")))
     new = tmp_path / "new"
@@ -142,7 +138,7 @@ def test_in_a_logdir_that_was_moved_there_is_no_intent_for_a_directory_outside(
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{}", b"\xff"])
-def test_a_commit_without_a_whole_intent_has_none(shop: Interrupted, damage: bytes | None) -> None:
+def test_a_commit_with_a_partial_intent_has_none(shop: Interrupted, damage: bytes | None) -> None:
     staging, _ = shop.interrupt(1)
     if damage is None:
         (staging / INTENT).unlink()

@@ -1,4 +1,4 @@
-"""A logdir that another machine has taken: nothing more is written there, and nothing removed."""
+"""A service writes and removes nothing in a logdir that another machine has taken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def files_of(case: Commits) -> LeaseFile:
     return LeaseFile(case.run.start().paths)
 
 
-def test_row_53_nothing_is_saved_where_another_machine_has_the_lease(case: Commits) -> None:
+def test_row_53_nothing_is_saved_once_another_machine_has_the_lease(case: Commits) -> None:
     store = case.open_store()
     files_of(case).create(THEIRS)
     tree = read_tree(case.logdir)
@@ -41,7 +41,7 @@ def test_row_53_nothing_is_saved_where_another_machine_has_the_lease(case: Commi
     assert read_tree(case.logdir) == tree
 
 
-def test_row_53_what_was_written_when_the_lease_was_taken_is_not_committed(
+def test_row_53_files_written_before_the_lease_was_taken_are_not_committed(
     case: Commits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, told = case.open_store(), case.told
@@ -60,7 +60,7 @@ def test_row_53_what_was_written_when_the_lease_was_taken_is_not_committed(
     case.check(told)
 
 
-def test_the_runs_own_lease_is_in_nobodys_way(case: Commits) -> None:
+def test_the_runs_own_lease_stops_nothing(case: Commits) -> None:
     files_of(case).create(msgspec.structs.replace(THEIRS, run=case.run.id))
     assert case.commit(4, case.open_store()).step == 4
 
@@ -74,7 +74,7 @@ def run_file(run: Any, logdir: Path) -> RunFile:
     )  # fmt: skip
 
 
-def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has(
+def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has_taken(
     run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     logdir = tmp_path / "programs"

@@ -1,4 +1,4 @@
-"""Another machine keeps a copy of the chief's memory: the service offers it the newest snapshot, once that is newer than the copy."""
+"""The service offers the chief's newest snapshot to the machine that keeps a copy, whenever the copy is older."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def publish_step(pool: Any, sequence: int) -> None:
     publish(pool.begin_snapshot(), sequence, {"weights": b"12345678"})
 
 
-def test_what_comes_faster_than_it_is_asked_for_is_skipped(run: Any) -> None:
+def test_snapshots_that_come_faster_than_they_are_requested_are_skipped(run: Any) -> None:
     pool, keeper = run.pool(), run.trainer(1, KEEPER)
     run.start_service()
     for sequence in (1, 2):
@@ -32,7 +32,7 @@ def test_what_comes_faster_than_it_is_asked_for_is_skipped(run: Any) -> None:
     assert answer.body.offer.sequence == 3
 
 
-def test_a_service_that_follows_one_that_was_killed_answers_the_open_question(run: Any) -> None:
+def test_a_service_that_replaces_a_killed_one_answers_the_open_request(run: Any) -> None:
     pool, keeper, service = run.pool(), run.trainer(1, KEEPER), run.start_service()
     publish_step(pool, 1)
     assert keeper.ask(AskSnapshot(0)).step == 10
@@ -46,7 +46,7 @@ def test_a_service_that_follows_one_that_was_killed_answers_the_open_question(ru
     keeper.until_body(SnapshotOffered, lambda offered: offered.step == 20)
 
 
-def test_what_an_earlier_run_has_left_is_not_copied_once_more(run: Any) -> None:
+def test_memory_left_by_an_earlier_run_is_not_copied_again(run: Any) -> None:
     publish_step(run.pool(), 7)
     run.id = "f" * 16
     keeper, pool = run.trainer(1, KEEPER), run.pool(2)

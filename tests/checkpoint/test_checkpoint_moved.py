@@ -1,4 +1,4 @@
-"""A logdir that is not where it was: moved or copied after its service was killed in the middle of a commit, or deleted as one begins."""
+"""Saving copes with a logdir that is moved or copied after a kill in a commit, or deleted as the service starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values_of(step: int) -> dict[str, Any]:
 
 
 def kill_within_a_commit(run: Any, plan: Any, publish: Any, moment: str) -> None:
-    """Step 6 is acknowledged, and one checkpoint is kept; the service dies over that of step 7."""
+    """Acknowledge step 6, keep one checkpoint, and kill the service in the commit of step 7."""
     once_before = "" if moment == "deleting_old" else "1*off->"
     service = run.start_service(failpoints=f"checkpoint.{moment}={once_before}1*kill")
     one = plan(max_to_keep=1)
@@ -55,9 +55,7 @@ def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", WITH_INTENT)
-def test_row_40_a_logdir_that_was_moved_within_a_commit_goes_on_saving(
-    run: Any, plan: Any, publish: Any, moment: str
-) -> None:
+def test_row_40_a_logdir_moved_within_a_commit_keeps_saving(run: Any, plan: Any, publish: Any, moment: str) -> None:
     kill_within_a_commit(run, plan, publish, moment)
     moved = run.logdir.parent / "elsewhere" / "deeper"
     moved.parent.mkdir()
@@ -67,7 +65,7 @@ def test_row_40_a_logdir_that_was_moved_within_a_commit_goes_on_saving(
 
 
 @pytest.mark.parametrize("moment", WITH_INTENT)
-def test_row_40_a_copy_taken_within_a_commit_changes_nothing_of_the_original(
+def test_row_40_a_copy_made_within_a_commit_changes_nothing_in_the_original(
     run: Any, plan: Any, publish: Any, moment: str
 ) -> None:
     kill_within_a_commit(run, plan, publish, moment)
@@ -82,7 +80,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_service_that_begins_as_the_program_deletes_its_logdir_does_not_make_it_anew(run: Any, store: Any) -> None:
+def test_a_service_that_starts_while_the_program_deletes_its_logdir_does_not_recreate_it(run: Any, store: Any) -> None:
     shutil.rmtree(run.logdir)
 
     store.lineage()

@@ -1,4 +1,4 @@
-"""Which files belong to a checkpoint, by their names."""
+"""The files of a checkpoint are known by their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(directory: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["model.ckpt-7", "a[b]c-7", "what?-7", "a*-7", "a\nb-7"])
-def test_a_checkpoint_has_its_own_files_and_no_others_whatever_it_is_called(base: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_exactly_its_own_files_whatever_its_name(base: str, tmp_path: Path) -> None:
     make(tmp_path, *(f"{base}{end}" for end in V2))
     make(
         tmp_path,
@@ -42,26 +42,28 @@ def test_a_checkpoint_has_its_own_files_and_no_others_whatever_it_is_called(base
     assert [file.name.removeprefix(base) for file in all_files(path)] == [V2[2], V2[1], V2[0], *V2[3:]]
 
 
-def test_the_old_format_in_several_files_is_found_by_the_path_that_stands_for_them(tmp_path: Path) -> None:
+def test_an_old_format_checkpoint_in_several_files_is_found_by_its_pattern(tmp_path: Path) -> None:
     shards = ["model.ckpt-7-00000-of-00002", "model.ckpt-7-00001-of-00002"]
     make(tmp_path, *shards, "model.ckpt-7-00000-of-00003", "model.ckpt-77-00000-of-00002", "model.ckpt-7-0-of-00002")
 
     assert [file.name for file in model_files(str(tmp_path / "model.ckpt-7-?????-of-00002"))] == shards
 
 
-def test_a_relative_path_is_found_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(tmp_path, *(f"m-7{end}" for end in V2))
 
     assert model_files("m-7") == [Path(f"m-7{end}") for end in V2[:3]]
 
 
-def test_where_there_is_no_directory_there_are_no_files(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_files(tmp_path: Path) -> None:
     assert all_files(str(tmp_path / "gone" / "model.ckpt-7")) == []
     assert model_files(str(tmp_path / "gone" / "model.ckpt-7-?????-of-00002")) == []
 
 
-def test_a_checkpoint_that_cannot_be_looked_at_is_not_one_that_is_gone(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_not_a_missing_one(tmp_path: Path) -> None:
     make(tmp_path, "m-7.index", "file")
     (tmp_path / "loop.index").symlink_to("loop.index")
     (tmp_path / "directory.index").mkdir()

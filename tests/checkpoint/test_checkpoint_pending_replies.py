@@ -1,4 +1,4 @@
-"""Who waits for a state to be on disk, and what each is told when."""
+"""Requests that wait for a state on disk each get the right answer at the right time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def both_wait() -> PendingReplies:
 
 
 @pytest.mark.parametrize(("last_error", "why"), [("", "gone"), ("no room", "no room")])
-def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(last_error: str, why: str) -> None:
+def test_a_request_for_a_state_that_is_nowhere_gets_the_last_error_or_that_it_is_gone(
+    last_error: str, why: str
+) -> None:
     waiting, wish = PendingReplies(), asker(Snapshot(1, 10, "manual"), 1)
     waiting.want(wish, 1, 10, "manual")
     told = waiting.satisfy(States("r", TRAINER), Saving(last_error=last_error))
     assert told == [Reply(wish, SaveFailed(1, 10, Naming(why), 0.0, 1, "r"))]
 
 
-def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_is_not() -> None:
+def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_end_is_not() -> None:
     waiting, states = both_wait(), States("r", TRAINER)
     states.see([slot(1, 10)])
     told = waiting.answer_endings(states, Saving(failures=1, last_error="no room"), after_failure=True)
@@ -51,14 +53,14 @@ def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_is_no
     assert waiting.settled
 
 
-def test_a_trainers_end_does_not_wait_for_what_others_have_saved_although_the_runs_does() -> None:
+def test_a_trainers_end_does_not_wait_for_the_saves_of_others_although_the_runs_end_does() -> None:
     waiting, states = both_wait(), States("r", TRAINER)
     assert waiting.answer_endings(states, Saving(), is_adopting=True) == [Reply(TRAINER_ENDS, FlushDone(-1, ""))]
     assert waiting.answer_endings(states, Saving()) == [Reply(RUN_ENDS, FlushDone(-1, ""))]
 
 
 @pytest.mark.parametrize(("incarnation", "waits"), [(1, True), (2, False)])
-def test_a_trainers_end_waits_for_what_it_or_one_before_it_has_left_and_for_nothing_of_a_later_one(
+def test_a_trainers_end_waits_for_states_up_to_its_own_attempt_and_for_no_later_one(
     incarnation: int, waits: bool
 ) -> None:
     waiting, states = PendingReplies(), States("r", TRAINER)

@@ -1,7 +1,8 @@
-"""Whatever call a commit is cut off after, by a kill or by a loss of power: what was acknowledged is there, bit by bit.
+"""After a kill or a power loss at any disk call of a commit, every acknowledged checkpoint is
+there, bit for bit.
 
-Each scenario is played once on a real directory while every call that changes it is put down; then, for each prefix of
-the calls, the directory is made again as a kill, and as a loss of power, may have left it, and a service starts there.
+Each scenario runs once on a real directory while its disk calls are recorded. For each prefix of
+the calls, the test lays out what a kill and a power loss may have left, and starts a service there.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def each_state(
     return number
 
 
-def test_what_was_acknowledged_outlives_a_kill_and_a_loss_of_power_after_any_call(played: Played) -> None:
+def test_an_acknowledged_checkpoint_outlives_a_kill_and_a_power_loss_after_any_call(played: Played) -> None:
     case, ops = played.case, played.recording.ops
 
     def check(count: int) -> None:
@@ -139,7 +140,7 @@ def test_what_was_acknowledged_outlives_a_kill_and_a_loss_of_power_after_any_cal
     assert number > 100, "the disk was not watched"
 
 
-def test_a_recovery_that_is_cut_off_after_any_call_is_taken_up_again(played: Played) -> None:
+def test_a_recovery_that_is_interrupted_after_any_call_is_resumed(played: Played) -> None:
     case, ops = played.case, played.recording.ops
     number = 0
     checked: dict[Any, set[Tree]] = {}  # by what is to be found there: two recoveries pass through many states alike
@@ -155,7 +156,7 @@ def test_a_recovery_that_is_cut_off_after_any_call_is_taken_up_again(played: Pla
     assert number > 100, "nothing was recovered"
 
 
-def test_moving_a_damaged_checkpoint_aside_is_taken_up_again_after_any_call(make_case: Any) -> None:
+def test_moving_a_damaged_checkpoint_aside_is_resumed_after_any_call(make_case: Any) -> None:
     case: Commits = make_case(Scenario([1, 2, 4]))
     damaged = Path(str(case.logdir / "model.ckpt-4") + ".data-00000-of-00001")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
@@ -173,7 +174,7 @@ def test_moving_a_damaged_checkpoint_aside_is_taken_up_again_after_any_call(make
     assert number > 20, "the disk was not watched"
 
 
-def test_what_a_user_saved_while_no_service_was_there_stays_the_latest(make_case: Any) -> None:
+def test_a_users_save_made_without_a_service_stays_the_latest(make_case: Any) -> None:
     case: Commits = make_case(Scenario([1, 2], keep=2))
     with Recording(case.logdir) as recording:
         case.commit(4, case.open_store())
@@ -205,7 +206,7 @@ def test_what_a_user_saved_while_no_service_was_there_stays_the_latest(make_case
         ("", True),
     ],
 )
-def test_the_simulated_disk_finds_each_fsync_that_is_left_out(make_case: Any, left_out: str, named: bool) -> None:
+def test_the_simulated_disk_finds_every_missing_fsync(make_case: Any, left_out: str, named: bool) -> None:
     case: Commits = make_case(Scenario([1], keep=1, named=named))
     before = case.told
     with Recording(case.logdir) as recording:
@@ -223,7 +224,7 @@ def test_the_simulated_disk_finds_each_fsync_that_is_left_out(make_case: Any, le
         each_state(recording.start, ops, case.logdir, check)
 
 
-def test_what_a_user_saved_and_the_service_vouched_for_outlives_a_loss_of_power(make_case: Any) -> None:
+def test_a_users_save_that_the_service_vouched_for_outlives_a_power_loss(make_case: Any) -> None:
     case: Commits = make_case(Scenario([1, 2], keep=2))
     before = case.told
     with Recording(case.logdir) as recording:

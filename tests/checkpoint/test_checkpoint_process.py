@@ -1,4 +1,4 @@
-"""The service as a real process: a snapshot in a slot becomes a checkpoint, whatever is killed meanwhile."""
+"""The real service process turns a snapshot in a slot into a checkpoint, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def values_of(step: int) -> dict[str, Any]:
 
 
 def assert_holds(path: str, step: int) -> None:
-    """The files at `path` are those of `step`, by TensorFlow's own reading."""
+    """Check with TensorFlow that the files at `path` hold `step`."""
     reader = tf.train.load_checkpoint(path)
     for name, value in values_of(step).items():
         assert reader.get_tensor(name).tobytes() == value.tobytes(), f"{name} in {path} is not that of step {step}"
 
 
 @pytest.mark.parametrize("moment", COMMIT_MOMENTS)
-def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
+def test_after_a_kill_at_any_moment_the_next_service_saves_again(
     run: Any, plan: Any, publish: Any, moment: str
 ) -> None:
     """The checkpoint before is acknowledged; the service dies at the moment in the save, or restore, after it."""
@@ -132,7 +132,9 @@ def test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again(
     assert not any(list((run.paths.home / n).glob("*")) for n in ("staging", "replaced"))
 
 
-def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: Any, plan: Any, publish: Any) -> None:
+def test_a_dead_trainers_state_is_saved_and_the_next_trainer_restores_it_from_memory(
+    run: Any, plan: Any, publish: Any
+) -> None:
     run.start_service()
     trainer, watchdog = run.trainer(plan=plan()), run.watchdog()
     trainer.ask_ack(Restored())
@@ -150,7 +152,7 @@ def test_a_dead_trainers_state_is_saved_and_given_to_the_next_from_memory(run: A
     run.until(lambda: not list(run.paths.shm_dir.glob("slot.*")), "the end of the old slots")
 
 
-def test_what_a_task_says_of_its_state_is_refused_unless_it_is_the_one_that_is_saved(
+def test_a_tasks_claim_about_its_state_is_refused_unless_it_is_the_saved_task(
     run: Any, plan: Any, publish: Any
 ) -> None:
     run.start_service()
@@ -180,7 +182,7 @@ def test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room(run: A
     assert trainer.until_body(Durable).reason == "manual"
 
 
-def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any, plan: Any, publish: Any) -> None:
+def test_a_torn_write_is_noticed_by_reading_back_and_repeated(run: Any, plan: Any, publish: Any) -> None:
     run.start_service(failpoints="checkpoint.mid_write=1*torn")
     trainer = run.trainer(plan=plan())
     publish(run.pool(), plan(), VALUES, 1, 7)
@@ -189,7 +191,7 @@ def test_a_write_that_is_torn_is_noticed_by_reading_back_and_done_again(run: Any
     assert trainer.until_body(Durable).path == newest(run)
 
 
-def test_a_slot_that_is_damaged_is_rejected_and_the_older_one_restored(run: Any, plan: Any, publish: Any) -> None:
+def test_a_damaged_slot_is_rejected_and_the_older_one_is_restored(run: Any, plan: Any, publish: Any) -> None:
     run.start_service()
     watchdog = run.watchdog()
     pool = run.pool()
@@ -204,7 +206,7 @@ def test_a_slot_that_is_damaged_is_rejected_and_the_older_one_restored(run: Any,
     assert watchdog.until_body(Rejected).path == str(newer.path)
 
 
-def test_staged_files_are_moved_in_and_their_directory_removed(run: Any, plan: Any) -> None:
+def test_staged_files_are_moved_in_and_their_directory_is_removed(run: Any, plan: Any) -> None:
     run.start_service()
     staged = run.paths.shm_dir / "staged.3"
     staged.mkdir()
@@ -218,7 +220,7 @@ def test_staged_files_are_moved_in_and_their_directory_removed(run: Any, plan: A
     run.until(lambda: not staged.exists(), "the end of the staging directory")
 
 
-def test_a_previous_runs_snapshot_is_restored_by_the_next_run(run: Any, plan: Any, publish: Any) -> None:
+def test_the_next_run_restores_a_previous_runs_snapshot(run: Any, plan: Any, publish: Any) -> None:
     first = run.start_service()
     run.trainer(plan=plan()).ask(Restore(False))
     info = publish(run.pool(), plan(), VALUES, 5, 70)
@@ -232,7 +234,7 @@ def test_a_previous_runs_snapshot_is_restored_by_the_next_run(run: Any, plan: An
     assert (answer.source, answer.path, answer.step, answer.sequence) == ("memory", str(info.path), 70, 5)
 
 
-def test_a_snapshot_of_a_logdir_that_was_deleted_is_not_restored(run: Any, plan: Any, publish: Any) -> None:
+def test_a_deleted_logdirs_snapshot_is_not_restored(run: Any, plan: Any, publish: Any) -> None:
     info = publish(run.pool(), plan(), VALUES, 5, 70)
     run.id = "another"
     run.start_service()
@@ -241,7 +243,7 @@ def test_a_snapshot_of_a_logdir_that_was_deleted_is_not_restored(run: Any, plan:
     run.until(lambda: not info.path.exists(), "the end of the unknown run's slot")
 
 
-def test_checkpoints_of_which_none_is_good_are_an_error(run: Any, plan: Any) -> None:
+def test_without_a_good_checkpoint_the_restore_is_an_error(run: Any, plan: Any) -> None:
     (run.logdir / "model.ckpt-3.index").write_bytes(b"nonsense")
     run.start_service()
     watchdog = run.watchdog()
@@ -252,7 +254,7 @@ def test_checkpoints_of_which_none_is_good_are_an_error(run: Any, plan: Any) -> 
     assert watchdog.until_body(Rejected).path == str(run.logdir / "model.ckpt-3")
 
 
-def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish: Any) -> None:
+def test_the_last_process_saves_and_leaves_nothing_behind(run: Any, plan: Any, publish: Any) -> None:
     service = run.start_service()
     trainer = run.trainer(plan=plan())
     child = spawn([sys.executable, "-c", "input()"], env=dict(os.environ), log=None)
@@ -271,7 +273,7 @@ def test_the_last_one_out_saves_and_leaves_nothing(run: Any, plan: Any, publish:
     assert not run.paths.shm_dir.exists()
 
 
-def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: Any, plan: Any) -> None:
+def test_the_last_process_kills_a_trainer_that_outlives_its_grace_period(run: Any, plan: Any) -> None:
     service = run.start_service(settings=LaunchSettings(grace_s=0.3))
     child = spawn([sys.executable, "-c", "import threading; threading.Event().wait()"], env=dict(os.environ), log=None)
     trainer = run.trainer(plan=plan())
@@ -286,7 +288,7 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
 
 
 @pytest.mark.long
-def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_and_removes_it(
+def test_row_53_the_last_process_keeps_the_lease_while_the_program_lives_and_then_removes_it(
     run: Any, plan: Any
 ) -> None:
     lease = Lease(run=run.id, place=find_place(), pid=1, started=0.0, what="python train.py", renewed=1.0)
@@ -309,7 +311,7 @@ def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_an
     assert file.read_lease() is None
 
 
-def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(
+def test_the_heartbeat_shows_the_current_job_and_the_socket_answers_during_a_save(
     run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go_on"
@@ -333,7 +335,7 @@ def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(
     reader.close()
 
 
-def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, publish: Any) -> None:
+def test_disk_work_runs_at_the_lowest_priority(run: Any, plan: Any, publish: Any) -> None:
     service = run.start_service()
     trainer = run.trainer(plan=plan())
     publish(run.pool(), plan(), VALUES, 1, 7)
@@ -348,7 +350,7 @@ def test_what_works_at_the_disk_comes_after_everybody_else(run: Any, plan: Any, 
     assert psutil.Process(service.pid).nice() == psutil.Process().nice()
 
 
-def test_a_run_that_is_over_at_once_ends_cleanly(run: Any) -> None:
+def test_a_run_that_ends_at_once_ends_cleanly(run: Any) -> None:
     service = run.start_service()
     assert run.watchdog().ask(Finish()) == FlushDone(-1, "")
     assert run.wait_ended(service).code == 0

@@ -1,4 +1,4 @@
-"""Any variables, any kills of trainer and service, any order of messages: what is restored is what was captured, bit for bit."""
+"""With any variables, kills and message order, the restored state is the captured one, bit for bit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def run_through(run: Any, plan: Any, top: Path, script: list[tuple[Any, ...]], s
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(actions, max_size=30), seed=st.integers(0, 2**32 - 1))
-def test_what_is_restored_is_what_was_captured_at_that_step_bit_for_bit(
+def test_a_restored_state_is_the_one_captured_at_that_step_bit_for_bit(
     script: list[tuple[Any, ...]], seed: int, run: Any, plan: Any, top: Path
 ) -> None:
     run_through(run, plan, top, script, seed, by_tensorflow=False)

@@ -1,4 +1,4 @@
-"""What a start makes of the commits that the last service left: carried out, undone, swept, or kept for the next start."""
+"""A starting service completes, undoes, removes or keeps the commits that the previous one left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loop(path: Path) -> None:
 
 
 # -- carried out ------------------------------------------------------------------------------------------------
-def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interrupted) -> None:
+def test_a_commit_interrupted_after_its_intent_is_completed(shop: Interrupted) -> None:
     shop.interrupt(1)
     shop.area.recover_commits()
     assert shop.files() == whole(1)
@@ -33,14 +33,14 @@ def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interr
     assert shop.area.is_empty()
 
 
-def test_a_commit_that_was_cut_off_between_two_of_its_files_is_carried_out(shop: Interrupted) -> None:
+def test_a_commit_interrupted_between_two_of_its_files_is_completed(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     (staging / f"m-7{DATA}").rename(shop.logdir / f"m-7{DATA}")
     shop.area.recover_commits()
     assert shop.files() == whole(1)
 
 
-def test_a_commit_whose_manifest_is_in_place_already_is_listed_by_the_next_start(shop: Interrupted) -> None:
+def test_a_commit_with_its_manifest_in_place_is_listed_at_the_next_start(shop: Interrupted) -> None:
     staging, intent = shop.interrupt(1)
     shop.place(staging, intent)
     shop.write_manifest(intent)
@@ -50,9 +50,7 @@ def test_a_commit_whose_manifest_is_in_place_already_is_listed_by_the_next_start
 
 
 @pytest.mark.parametrize("there", ["an older one", "a garbled one", "none"])
-def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried_out(
-    shop: Interrupted, there: str
-) -> None:
+def test_an_interrupted_commit_is_completed_whatever_older_manifest_is_there(shop: Interrupted, there: str) -> None:
     shop.commit(1)
     if there == "a garbled one":
         (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
@@ -64,7 +62,7 @@ def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried
     assert shop.area.is_empty()
 
 
-def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: Interrupted) -> None:
+def test_an_interrupted_commit_is_removed_if_a_later_one_has_used_its_name(shop: Interrupted) -> None:
     shop.commit(2)
     shop.interrupt(1)
     shop.area.recover_commits()
@@ -72,21 +70,21 @@ def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: 
     assert shop.area.is_empty()
 
 
-def test_files_of_the_older_checkpoint_that_the_new_one_has_not_are_gone(shop: Interrupted) -> None:
+def test_files_that_only_the_older_checkpoint_had_are_removed(shop: Interrupted) -> None:
     shop.commit(1, suffixes=(DATA, INDEX, META))
     shop.interrupt(2)
     shop.area.recover_commits()
     assert shop.files() == whole(2)
 
 
-def test_interrupted_commits_are_carried_out_in_their_order(shop: Interrupted) -> None:
+def test_interrupted_commits_are_completed_in_order(shop: Interrupted) -> None:
     for sequence in (10, 9):
         shop.interrupt(sequence)
     shop.area.recover_commits()
     assert shop.files() == whole(10)
 
 
-def test_an_interrupted_commit_deletes_what_it_was_to_delete(shop: Interrupted) -> None:
+def test_an_interrupted_commit_performs_its_deletions(shop: Interrupted) -> None:
     shop.commit(1, "m-1")
     old = str(shop.logdir / "m-1")
     shop.interrupt(2, delete=(old,))
@@ -96,7 +94,9 @@ def test_an_interrupted_commit_deletes_what_it_was_to_delete(shop: Interrupted) 
 
 
 # -- the `checkpoint` file of somebody else -------------------------------------------------------------------------
-def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_nothing_is_lost(shop: Interrupted) -> None:
+def test_a_checkpoint_that_another_writer_has_since_made_the_latest_stays_the_latest_and_nothing_is_lost(
+    shop: Interrupted,
+) -> None:
     for sequence, name in enumerate(("m-1", "m-2"), 1):
         shop.commit(sequence, name)
     shop.write_list(shop.logdir / "m-1", shop.logdir / "m-2")
@@ -107,7 +107,7 @@ def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_noth
     assert shop.listed() == ["m-2", "user-4", "m-7", "user-5"]
 
 
-def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_nothing_from_a_later_commit(
+def test_a_finished_intent_that_a_power_loss_brings_back_takes_nothing_from_a_later_commit(
     shop: Interrupted,
 ) -> None:
     staging, intent = shop.interrupt(1)
@@ -122,7 +122,9 @@ def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_noth
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted, relative: bool) -> None:
+def test_another_writer_may_list_its_checkpoints_with_relative_or_absolute_paths(
+    shop: Interrupted, relative: bool
+) -> None:
     shop.interrupt(1)
     shop.write_list("user-5" if relative else shop.logdir / "user-5")
     shop.area.recover_commits()
@@ -130,7 +132,7 @@ def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted
 
 
 @pytest.mark.parametrize("since", ["garbled", "gone"])
-def test_of_a_checkpoint_file_that_was_garbled_or_removed_since_an_interrupted_commit_makes_its_own(
+def test_an_interrupted_commit_replaces_a_checkpoint_file_that_was_since_garbled_or_removed(
     shop: Interrupted, since: str
 ) -> None:
     shop.commit(1, "m-1")
@@ -165,7 +167,7 @@ def test_a_damaged_commit_is_undone(shop: Interrupted, suffix: str, is_placed: b
     assert shop.area.is_empty()
 
 
-def test_before_a_damaged_commit_there_was_no_checkpoint_file_so_there_is_none_behind_it(shop: Interrupted) -> None:
+def test_undoing_a_damaged_first_commit_leaves_no_checkpoint_file(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     shop.write_list(shop.logdir / "m-7")
     (staging / f"m-7{DATA}").write_text("damaged")
@@ -174,7 +176,7 @@ def test_before_a_damaged_commit_there_was_no_checkpoint_file_so_there_is_none_b
 
 
 @pytest.mark.parametrize("has_manifest", [False, True])
-def test_a_damaged_commit_gives_back_the_checkpoint_that_it_replaced(shop: Interrupted, has_manifest: bool) -> None:
+def test_a_damaged_commit_restores_the_checkpoint_that_it_replaced(shop: Interrupted, has_manifest: bool) -> None:
     shop.commit(1, suffixes=(DATA, INDEX, META))
     staging, intent = shop.interrupt(2)
     shop.set_aside(2)
@@ -188,7 +190,7 @@ def test_a_damaged_commit_gives_back_the_checkpoint_that_it_replaced(shop: Inter
     assert shop.area.is_empty()
 
 
-def test_a_damaged_commit_that_had_set_nothing_aside_yet_leaves_the_older_one_alone(shop: Interrupted) -> None:
+def test_a_damaged_commit_that_had_set_nothing_aside_leaves_the_older_checkpoint_alone(shop: Interrupted) -> None:
     shop.commit(1)
     staging, _ = shop.interrupt(2)
     (staging / f"m-7{DATA}").unlink()
@@ -196,7 +198,7 @@ def test_a_damaged_commit_that_had_set_nothing_aside_yet_leaves_the_older_one_al
     assert shop.files() == whole(1)
 
 
-def test_damage_to_a_commit_that_was_over_is_left_for_those_who_read_it(shop: Interrupted) -> None:
+def test_damage_to_a_finished_commit_is_left_for_its_readers(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
     shop.area.recover_commits()
@@ -205,7 +207,7 @@ def test_damage_to_a_commit_that_was_over_is_left_for_those_who_read_it(shop: In
     assert shop.area.is_empty()
 
 
-def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_and_is_undone(shop: Interrupted) -> None:
+def test_a_damaged_commit_with_a_garbled_manifest_counts_as_unfinished_and_is_undone(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
     (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
@@ -214,7 +216,7 @@ def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_an
     assert shop.listed() == []
 
 
-def test_a_file_that_is_gone_from_a_commit_that_was_over_undoes_it(shop: Interrupted) -> None:
+def test_a_finished_commit_with_a_missing_file_is_undone(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{DATA}").unlink()
     shop.area.recover_commits()
@@ -223,7 +225,7 @@ def test_a_file_that_is_gone_from_a_commit_that_was_over_undoes_it(shop: Interru
 
 
 # -- kept for the next start ------------------------------------------------------------------------------------
-def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: Interrupted) -> None:
+def test_an_unreadable_intent_keeps_its_commit_and_no_other(shop: Interrupted) -> None:
     shop.commit(1)
     staging, _ = shop.interrupt(2, "m-7")
     shop.set_aside(2)
@@ -241,16 +243,14 @@ def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: I
     assert shop.area.is_empty()
 
 
-def test_a_manifest_that_cannot_be_read_now_keeps_the_commit_of_its_name(shop: Interrupted) -> None:
+def test_an_unreadable_manifest_keeps_the_commit_of_its_name(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     loop(shop.logdir / f"m-7{MANIFEST}")
     shop.area.recover_commits()
     assert (staging / INTENT).exists()
 
 
-def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
-    shop: Interrupted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files_keep_their_commit_and_no_other(shop: Interrupted, monkeypatch: pytest.MonkeyPatch) -> None:
     read, calls = os.readv, []
 
     def fail_once(*args: Any) -> int:
@@ -274,7 +274,7 @@ def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
 
 
 # -- swept ------------------------------------------------------------------------------------------------------
-def test_a_commit_without_an_intent_is_swept(shop: Interrupted) -> None:
+def test_a_commit_without_an_intent_is_removed(shop: Interrupted) -> None:
     shop.begin(1)
     shop.area.recover_commits()
     assert shop.files() == {}
@@ -282,7 +282,7 @@ def test_a_commit_without_an_intent_is_swept(shop: Interrupted) -> None:
 
 
 @pytest.mark.parametrize("name", ["1", ".1.new"])
-def test_links_to_a_replaced_checkpoint_whose_commit_is_over_are_swept(shop: Interrupted, name: str) -> None:
+def test_links_to_a_replaced_checkpoint_are_removed_after_the_commit(shop: Interrupted, name: str) -> None:
     shop.commit(1)
     shop.set_aside(1)
     (shop.area.replaced / "1").rename(shop.area.replaced / name)
@@ -291,7 +291,7 @@ def test_links_to_a_replaced_checkpoint_whose_commit_is_over_are_swept(shop: Int
     assert shop.files() == whole(1)
 
 
-def test_what_is_no_commit_is_left_alone(shop: Interrupted) -> None:
+def test_a_foreign_directory_is_left_alone(shop: Interrupted) -> None:
     shop.begin(1)
     (shop.area.staging / "mine").mkdir()
     (shop.area.staging / "5").write_text("mine")
@@ -307,7 +307,7 @@ def test_a_commit_begins_in_an_empty_directory(shop: Interrupted) -> None:
 
 
 @pytest.mark.parametrize("where", ["staging", "replaced"])
-def test_a_staging_area_is_empty_if_nothing_is_left_in_either_part(shop: Interrupted, where: str) -> None:
+def test_a_staging_area_is_empty_if_both_of_its_parts_are(shop: Interrupted, where: str) -> None:
     assert shop.area.is_empty()
     for part in ("staging", "replaced"):
         (shop.logdir / "procsv" / part).mkdir(parents=True)

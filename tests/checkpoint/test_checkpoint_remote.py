@@ -1,4 +1,4 @@
-"""Checkpoints where only TensorFlow's filesystem layer reaches: whole, verified, rotated, and proof against kills."""
+"""Checkpoints at a URL are whole, verified, rotated and proof against kills."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def make_place(scheme: str, run: Any, plan: Any, publish: Any, tmp_path: Path) -
     return Place(run, url, plan(save_path=f"{url}/model.ckpt", max_to_keep=2, meta_path=str(meta)), publish)
 
 
-def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_filesystem(place: Place) -> None:
+def test_tensorflows_filesystem_writes_verifies_finds_and_rotates_checkpoints(place: Place) -> None:
     store = place.store()
     assert place.store().find_checkpoint(place.plan).checkpoint is None
     paths = [place.save(store, step) for step in (1, 2, 3)]
@@ -125,7 +125,7 @@ def saved_by_tensorflow(place: Place, *steps: int) -> None:
         )
 
 
-def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen(place: Place) -> None:
+def test_a_checkpoint_of_tensorflows_own_saver_is_read_whole_before_it_is_chosen(place: Place) -> None:
     saved_by_tensorflow(place, 5, 6)
     tf.io.gfile.remove(f"{place.url}/model.ckpt-6.data-00000-of-00001")
     with tf.io.gfile.GFile(f"{place.url}/model.ckpt-6.data-00000-of-00001", "wb") as file:
@@ -138,7 +138,7 @@ def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen
     assert [Path(r.path).name for r in found.rejected] == ["model.ckpt-6"]
 
 
-def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_left_in_place(on_disk: Place, tmp_path: Path) -> None:
     saved_by_tensorflow(on_disk, 5, 6)
     data = tmp_path / "far" / "away" / "model.ckpt-6.data-00000-of-00001"
     data.rename(tmp_path / "aside")
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place
     assert (again.checkpoint.step, again.rejected) == (6, ())
 
 
-def test_the_inventory_of_a_url_tells_what_is_whole_and_what_is_not(on_disk: Place, tmp_path: Path) -> None:
+def test_a_urls_inventory_shows_what_is_whole_and_what_is_not(on_disk: Place, tmp_path: Path) -> None:
     store = on_disk.store()
     for step in (1, 2):
         on_disk.save(store, step)
@@ -175,7 +175,7 @@ def test_the_inventory_of_a_url_tells_what_is_whole_and_what_is_not(on_disk: Pla
         take_remote_inventory(on_disk.url + "er", False)
 
 
-def test_a_copied_directory_is_read_where_it_is_now(on_disk: Place, tmp_path: Path) -> None:
+def test_a_copied_directory_is_read_in_its_new_place(on_disk: Place, tmp_path: Path) -> None:
     path = on_disk.save(on_disk.store(), 1)
     state = tmp_path / "far" / "away" / "checkpoint"
     state.write_text('model_checkpoint_path: "gs://elsewhere/model.ckpt-1"\n')
@@ -216,7 +216,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseEx
 
 @pytest.mark.parametrize("named", [True, False], ids=["each its name", "one name"])
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.EIO, os.strerror(errno.EIO))], ids=["killed", "failed"])
-def test_a_save_that_ends_at_any_change_leaves_what_was_acknowledged(
+def test_a_save_interrupted_at_any_change_leaves_what_was_acknowledged(
     on_disk: Place, breakable: Any, monkeypatch: pytest.MonkeyPatch, named: bool, error: BaseException
 ) -> None:
     store, step = on_disk.store(), 1
@@ -240,13 +240,13 @@ def test_a_save_that_ends_at_any_change_leaves_what_was_acknowledged(
     assert at > 8, "nothing was broken"
 
 
-def test_a_scheme_that_tensorflow_does_not_know_is_an_error_that_names_it(run: Any, plan: Any, publish: Any) -> None:
+def test_an_unknown_scheme_is_an_error_that_names_it(run: Any, plan: Any, publish: Any) -> None:
     place = Place(run, "nowhere://x", plan(save_path="nowhere://x/model.ckpt"), publish)
     with pytest.raises(OSError, match="nowhere"):
         place.save(place.store(), 1)
 
 
-def test_a_prefix_of_a_url_keeps_its_slashes(plan: Any) -> None:
+def test_a_urls_prefix_keeps_its_slashes(plan: Any) -> None:
     from procsv.ipc.shm.slot_index import Contents
 
     contents = Contents(plan(save_path="gs://a/b/model.ckpt"), False, (), 7, "t")

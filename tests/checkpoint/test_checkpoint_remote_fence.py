@@ -1,4 +1,4 @@
-"""Two machines that save in one directory that is a URL: the one that has begun last has it, and the other one hears of that."""
+"""When two machines save at one URL, the one that started last has it and the other one finds out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def both(
     return older, Place(other_machine, older.url, older.plan, publish)
 
 
-def test_a_run_that_another_one_has_followed_saves_there_no_more_and_says_why(both: tuple[Place, Place]) -> None:
+def test_a_run_that_was_superseded_saves_nothing_more_and_says_why(both: tuple[Place, Place]) -> None:
     older, newer = both
     first = older.store()
     older.save(first, 1)
@@ -61,7 +61,7 @@ def test_a_run_that_another_one_has_followed_saves_there_no_more_and_says_why(bo
     assert newer.names() == sorted({*newer.names(), "checkpoint", WRITER})
 
 
-def test_the_next_start_on_the_same_machine_has_the_directory_of_the_one_before(both: tuple[Place, Place]) -> None:
+def test_the_next_start_on_the_same_machine_takes_over_the_directory(both: tuple[Place, Place]) -> None:
     older, newer = both
     older.save(older.store(), 1)
     newer.save(newer.store(), 2)
@@ -97,7 +97,7 @@ def standstill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], N
     return install
 
 
-def test_a_save_that_stands_still_before_any_of_its_changes_costs_the_next_run_nothing(
+def test_a_save_frozen_before_any_of_its_changes_costs_the_next_run_nothing(
     both: tuple[Place, Place], standstill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older, newer = both
@@ -130,7 +130,7 @@ def test_a_save_that_stands_still_before_any_of_its_changes_costs_the_next_run_n
     assert fenced > 3
 
 
-def test_the_run_that_had_the_directory_before_is_told_and_known_to_a_service_that_is_started_again(
+def test_a_restarted_service_still_knows_and_reports_the_directorys_previous_run(
     both: tuple[Place, Place],
 ) -> None:
     older, newer = both

@@ -1,4 +1,4 @@
-"""What a new trainer starts from, to the number: where two states are alike, and where nothing is left of one."""
+"""The choice of what a new trainer restores, in the close cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, 
 
 
 # -- staged files ----------------------------------------------------------------------------------------------
-def test_staged_files_are_saved_before_a_restore_is_answered_where_there_is_no_slot_at_all() -> None:
+def test_staged_files_are_saved_before_a_restore_is_answered_if_there_is_no_slot() -> None:
     desk = Desk().begun()
     desk.say(Staged("/s/staged.2/model.ckpt-20", 2, 20, ""))
     out = desk.say(Restore(False), 2)
@@ -25,14 +25,14 @@ def test_staged_files_are_saved_before_a_restore_is_answered_where_there_is_no_s
     assert not [action for action in out if isinstance(action, Find)]
 
 
-def test_a_slot_that_is_newer_than_staged_files_is_restored_from_without_waiting_for_a_save() -> None:
+def test_a_slot_newer_than_staged_files_is_restored_without_waiting_for_a_save() -> None:
     desk = Desk().begun()
     desk.say(Staged("/s/staged.2/model.ckpt-20", 2, 20, ""))
     desk.ready(slot(3, 30))
     assert only(desk.say(Restore(False), 2), VerifySlot).state.sequence == 3
 
 
-def test_a_slot_that_was_verified_is_not_read_again_because_staged_files_were_saved_meanwhile() -> None:
+def test_a_verified_slot_is_not_read_again_because_staged_files_were_saved_meanwhile() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 20))
     verify = only(desk.say(TrainerExited(1, False), task=WATCHDOG), VerifySlot)
@@ -55,7 +55,7 @@ def test_a_snapshot_of_an_earlier_step_than_the_newest_checkpoint_counts_if_that
 
 # -- a state that is suspect -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("avoid_step", "before"), [(-1, -1), (0, 0), (1, 1)])
-def test_a_checkpoint_before_the_suspect_step_is_looked_for_and_any_where_none_is_suspect(
+def test_a_checkpoint_before_the_suspect_step_is_searched_and_any_step_if_none_is_suspect(
     avoid_step: int, before: int
 ) -> None:
     desk = Desk().begun(DiskState(0, 1, None, ("/l/model.ckpt-0",)))
@@ -67,7 +67,7 @@ def test_a_checkpoint_before_the_suspect_step_is_looked_for_and_any_where_none_i
 REMOTE = msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt")
 
 
-def test_an_answer_waits_for_a_look_at_the_directory_that_begins_after_the_question() -> None:
+def test_an_answer_waits_for_a_scan_that_begins_after_the_question() -> None:
     desk = Desk().begun()
     desk.leaves_looks = True
     assert desk.say(Restore(False)) == [ScanDirectory(PLAN)]
@@ -76,20 +76,20 @@ def test_an_answer_waits_for_a_look_at_the_directory_that_begins_after_the_quest
 
 
 @pytest.mark.parametrize("said", [(Restore(False), REMOTE), (REMOTE, Restore(False))])
-def test_an_answer_waits_for_no_look_where_the_directory_is_never_looked_at(said: tuple[Message, ...]) -> None:
+def test_an_answer_waits_for_no_scan_if_the_directory_is_never_scanned(said: tuple[Message, ...]) -> None:
     desk = Desk()
     for body in said:
         desk.say(body)
     assert desk.see(desk.core.stocked(NOTHING, desk.now_s)) == [Find(REMOTE)]
 
 
-def test_a_question_is_searched_for_once() -> None:
+def test_each_question_causes_one_search() -> None:
     desk = Desk().begun()
     assert Find(PLAN) in desk.say(Restore(False))
     assert desk.after(1.0) == []
 
 
-def test_a_search_that_a_save_has_outdated_counts_for_nothing_and_is_made_again() -> None:
+def test_a_search_outdated_by_a_save_is_discarded_and_repeated() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     persist = only(desk.snapshot(slot(10, 10), "manual"), Persist)
     only(desk.say(Restore(False), 2), Find)
@@ -100,7 +100,7 @@ def test_a_search_that_a_save_has_outdated_counts_for_nothing_and_is_made_again(
     assert (desk.core.states.kept, desk.core.states.newest_step) == (("/l/model.ckpt-10",), 50)
 
 
-def test_a_directory_that_cannot_be_read_is_no_answer_while_a_slot_is_read() -> None:
+def test_an_unreadable_directory_gives_no_answer_while_a_slot_is_being_read() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     verify = only(desk.say(Restore(False), 2), VerifySlot)
@@ -110,7 +110,7 @@ def test_a_directory_that_cannot_be_read_is_no_answer_while_a_slot_is_read() -> 
 
 
 # -- what stays in memory --------------------------------------------------------------------------------------
-def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_one_has_its_state() -> None:
+def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_run_has_its_state() -> None:
     left = slot(5, 50, 3, "before")
     on_disk = durable_of(SavableState.of_slot(left))
     desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"}))).begun(DiskState(50, 5, on_disk, on_disk.all_paths))
@@ -119,7 +119,7 @@ def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_one_has_its_
     assert only(desk.say(Restored()), Retire).slot == left
 
 
-def test_what_a_dead_trainer_left_unsaved_stays_until_a_later_state_is_on_disk() -> None:
+def test_a_dead_trainers_unsaved_state_stays_until_a_later_one_is_on_disk() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.snapshot(slot(2, 20))
@@ -129,7 +129,7 @@ def test_what_a_dead_trainer_left_unsaved_stays_until_a_later_state_is_on_disk()
     assert retired == [slot(1, 10), slot(2, 20)]
 
 
-def test_what_a_dead_trainer_had_not_finished_writing_goes_with_it() -> None:
+def test_a_dead_trainers_unfinished_slot_is_removed_with_it() -> None:
     desk = Desk().begun()
     desk.ready(slot(5, 50, state=SlotState.WRITING))
     assert only(desk.say(Restored(), incarnation=2), Retire).slot == slot(5, 50, state=SlotState.WRITING)

@@ -1,4 +1,4 @@
-"""What is kept: as tf.train.Saver keeps it, and more faithfully."""
+"""Retention keeps the same checkpoints as tf.train.Saver, and more faithfully."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def test_only_the_newest_are_kept() -> None:
     assert keep([1.0, 2.0, 3.0, 4.0, 5.0], 2) == (["3", "4"], ["3", "4"])
 
 
-def test_0_keeps_all_and_lists_the_last() -> None:
+def test_max_to_keep_0_keeps_all_and_lists_the_last() -> None:
     assert keep([1.0, 2.0, 3.0], 0) == (["2"], ["0", "1", "2"])
 
 
-def test_a_lowered_limit_takes_all_the_excess_at_once() -> None:
+def test_a_lowered_limit_removes_the_whole_excess_at_once() -> None:
     listed = [ListedCheckpoint(str(n), float(n)) for n in range(6)]
     outcome = retain(listed, ListedCheckpoint("6", 6.0), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("5", "6"), ("0", "1", "2", "3", "4"))
 
 
-def test_a_name_used_again_moves_to_the_end() -> None:
+def test_a_reused_name_moves_to_the_end() -> None:
     outcome = retain([ListedCheckpoint("a", 1.0), ListedCheckpoint("b", 2.0)], ListedCheckpoint("a", 3.0), Rule(5, 1.0))
     assert (outcome.listed, outcome.delete) == (("b", "a"), ())
 
 
-def test_the_default_of_every_n_hours_keeps_nothing_for_good() -> None:
+def test_the_default_of_every_n_hours_keeps_none_forever() -> None:
     assert first_keep(1e9, KEEP_NEVER_HOURS) == float("inf")
 
 
-def test_one_an_hour_is_kept_for_good_to_the_second() -> None:
+def test_one_an_hour_is_kept_forever_to_the_second() -> None:
     assert keep([3600.0, 3600.5, 7200.0, 7200.5, 9000.0], 1, every_n_hours=1.0) == (["4"], ["1", "3", "4"])
 
 
@@ -65,7 +65,7 @@ def kept(*names: str) -> list[ListedCheckpoint]:
     return [ListedCheckpoint(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
 
 
-def test_after_a_pause_of_months_one_an_hour_is_kept_and_not_all_that_come() -> None:
+def test_after_a_pause_of_months_one_an_hour_is_kept_and_not_all() -> None:
     hour, months = 3600.0, 90 * 86400.0
     before = [hour / 6 * n for n in range(72)]
     after = [before[-1] + months + hour / 6 * n for n in range(1, 721)]
@@ -85,11 +85,11 @@ def test_after_the_clock_was_set_back_one_is_kept_within_the_hour() -> None:
     assert lasting == 3
 
 
-def test_with_a_period_of_0_each_that_is_taken_off_is_kept_for_good() -> None:
+def test_with_a_period_of_0_every_dropped_checkpoint_is_kept_forever() -> None:
     assert keep([1.0, 2.0, 3.0], 1, every_n_hours=0.0) == (["2"], ["0", "1", "2"])
 
 
-def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None:
+def test_an_earlier_state_is_dropped_before_later_ones_that_were_saved_first() -> None:
     later = {"7", "8"}
     outcome = retain(kept("3", "7", "8"), ListedCheckpoint("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
     assert (outcome.listed, outcome.delete) == (("5", "7", "8"), ("3",))
@@ -99,7 +99,7 @@ def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None
     assert (outcome.listed, outcome.delete) == (("7", "8"), ("5",)), "a later state was given up for an earlier one"
 
 
-def test_external_checkpoints_are_listed_not_counted_and_never_deleted() -> None:
+def test_external_checkpoints_are_listed_but_not_counted_and_never_deleted() -> None:
     outcome = retain(kept("1", "other-2", "3"), ListedCheckpoint("4", 4.0), Rule(1, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("other-2", "4"), ("1", "3"))
     assert retain(kept("1", "other-2"), ListedCheckpoint("4", 4.0), Rule(0, KEEP_NEVER_HOURS)).listed == (
@@ -108,7 +108,7 @@ def test_external_checkpoints_are_listed_not_counted_and_never_deleted() -> None
     )
 
 
-def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what_it_lists() -> None:
+def test_what_a_saver_with_its_own_list_has_dropped_comes_back_before_its_entries() -> None:
     outcome = repair(kept("1", "2", "3"), kept("other-4"), Rule(3, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("1", "2", "3", "other-4"), ())
     again = repair(kept(*outcome.listed), kept("other-5"), Rule(3, KEEP_NEVER_HOURS))
@@ -116,7 +116,7 @@ def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what
 
 
 @pytest.mark.parametrize(("hours", "gone"), [(KEEP_NEVER_HOURS, ("1",)), (1.0, ())])
-def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_it_may_be_kept_for_good(
+def test_what_a_saver_with_the_whole_list_has_dropped_stays_dropped_and_is_deleted_unless_kept_forever(
     hours: float, gone: tuple[str, ...]
 ) -> None:
     outcome = repair(kept("1", "2", "3"), kept("2", "3", "4"), Rule(3, hours))
@@ -127,31 +127,31 @@ def test_what_a_saver_that_knows_of_all_has_taken_off_stays_off_and_goes_unless_
     ("max_to_keep", "hours", "gone"),
     [(0, KEEP_NEVER_HOURS, ()), (1, KEEP_NEVER_HOURS, ("1", "2")), (1, 1.0, ())],
 )
-def test_of_what_a_saver_has_taken_off_nothing_goes_where_all_or_some_are_kept_for_good(
+def test_nothing_that_a_saver_has_dropped_is_deleted_if_all_or_some_are_kept_forever(
     max_to_keep: int, hours: float, gone: tuple[str, ...]
 ) -> None:
     outcome = repair(kept("1", "2"), kept("3"), Rule(max_to_keep, hours))
     assert (outcome.listed, outcome.delete) == (("3",), gone)
 
 
-def test_where_all_are_kept_the_newest_of_ours_comes_back_before_what_another_saver_lists() -> None:
+def test_if_all_are_kept_our_newest_comes_back_before_what_another_saver_lists() -> None:
     outcome = repair(kept("1", "2"), kept("other-4"), Rule(0, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("2", "other-4"), ())
 
 
-def test_all_the_excess_of_a_list_that_somebody_else_has_written_goes() -> None:
+def test_the_whole_excess_of_a_list_that_another_writer_made_is_deleted() -> None:
     outcome = repair(kept("1", "2", "3"), kept("1", "2", "3", "4"), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("3", "4"), ("1", "2"))
 
 
-def test_the_latest_is_what_the_file_says_and_a_lost_file_is_written_again() -> None:
+def test_the_latest_is_what_the_file_says_and_a_lost_file_is_rewritten() -> None:
     rule = Rule(5, KEEP_NEVER_HOURS)
     assert repair(kept("1", "2", "3"), kept("3", "1"), rule).listed == ("2", "3", "1")
     assert repair(kept("1", "2"), [], rule).listed == ("1", "2")
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_checkpoints_are_kept_as_by_tensorflows_saver(
+def test_retention_keeps_the_same_checkpoints_as_tensorflows_saver(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""When and why a state is saved, and how long after a failure it is tried again."""
+"""The scheduler decides when and why to save, and how long to wait after a failure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def with_save_secs(seconds: float) -> CheckpointPlan:
         (with_save_secs(0.0), 5.0, math.inf),
     ],
 )
-def test_periodic_checkpoints_are_due_where_the_program_wants_them_and_never_else(
+def test_periodic_checkpoints_are_due_only_if_the_program_wants_them(
     plan: CheckpointPlan | None, from_s: float | None, due_s: float
 ) -> None:
     assert Saving(cadence_from_s=from_s).cadence_due_s(plan) == due_s
 
 
-def test_after_a_save_that_went_well_the_first_pause_is_a_second_again() -> None:
+def test_after_a_successful_save_the_first_back_off_is_a_second_again() -> None:
     saving = Saving()
     for seconds in (1.0, 2.0):
         saving.start_save(STATE, "periodic", PLAN)
@@ -49,7 +49,7 @@ def test_after_a_save_that_went_well_the_first_pause_is_a_second_again() -> None
     assert saving.retry_s == 201.0
 
 
-def test_while_a_save_runs_none_is_due_and_then_the_next_when_save_secs_have_passed() -> None:
+def test_none_is_due_during_a_save_and_the_next_one_comes_save_secs_later() -> None:
     saving = Saving(cadence_from_s=0.0)
     assert saving.next_due_s(PLAN) == 600.0
     saving.start_save(STATE, "manual", PLAN)

@@ -1,4 +1,4 @@
-"""`checkpoints.json`: what the service keeps beyond a run, and what becomes of it when it is damaged."""
+"""`checkpoints.json` keeps the service's state across runs, and a damaged one is replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.stale_mount import StaleMount
 
 
 @pytest.mark.parametrize("damaged", [b"\xff", b"{", b'{"runs":["b"],"next_keep":{},"checksum":"0"}', b'{"runs":["b"]}'])
-def test_a_damaged_file_is_set_aside_said_once_and_started_anew(
+def test_a_damaged_file_is_set_aside_reported_once_and_started_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], damaged: bytes
 ) -> None:
     state = StoredState(tmp_path)
@@ -26,7 +26,7 @@ def test_a_damaged_file_is_set_aside_said_once_and_started_anew(
     assert StoredState(tmp_path).runs() == {"c"}
 
 
-def test_what_another_machine_replaces_while_it_is_read_is_read_once_more(stale_files: StaleMount) -> None:
+def test_a_file_that_another_machine_replaces_during_a_read_is_read_again(stale_files: StaleMount) -> None:
     directory = stale_files.directory
     state, listed = StoredState(directory), str(directory / "model.ckpt-7")
     state.note_runs(["a"])

@@ -1,4 +1,4 @@
-"""The states that the checkpoint core knows of: which of those in memory count."""
+"""The core knows which states are in memory, on disk or lost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.core_desk import Desk, bodies, durable_of, slot
 
 
 @pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.READY])
-def test_what_is_whole_in_memory_is_known_and_a_newer_slot_that_is_not_ready_is_none(state: SlotState) -> None:
+def test_a_whole_slot_in_memory_is_known_and_a_newer_unfinished_one_is_not(state: SlotState) -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, state=state)])
     assert states.told == SavableState.of_slot(slot(1, 10))
 
 
-def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
+def test_a_state_that_is_announced_again_keeps_its_first_announcement() -> None:
     states = States("r", TRAINER)
     said = SavableState(1, 10, 1, "r", None)
     states.note_in_memory(said)
@@ -35,7 +35,7 @@ def test_a_service_that_has_saved_nothing_has_done_no_work_and_knows_of_no_step(
     assert (core.durable_count, core.states.newest_step) == (0, -1)
 
 
-def test_of_states_that_cannot_be_read_the_newest_are_remembered() -> None:
+def test_the_newest_of_the_unreadable_states_are_remembered() -> None:
     states = States("r", TRAINER)
     states.see([slot(BAD_MAX + 2, 10)])
     for sequence in range(1, BAD_MAX + 3):
@@ -47,7 +47,7 @@ def test_of_states_that_cannot_be_read_the_newest_are_remembered() -> None:
     )
 
 
-def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
+def test_another_runs_memory_is_not_this_runs() -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, run="another")])
     assert states.told == SavableState.of_slot(slot(1, 10))
@@ -60,7 +60,7 @@ def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
     assert of_both.top_sequence == 2, "and its numbers are not used again"
 
 
-def test_a_trainers_end_is_answered_by_a_try_that_comes_after_it_and_not_by_a_failure_of_before() -> None:
+def test_a_trainers_end_is_answered_by_a_later_attempt_to_save_and_not_by_an_earlier_failure() -> None:
     desk = Desk().begun()
     desk.snapshot(slot(1, 10), want="periodic")
     desk.see(desk.core.save_failed("no room", desk.now_s))
@@ -69,7 +69,7 @@ def test_a_trainers_end_is_answered_by_a_try_that_comes_after_it_and_not_by_a_fa
     assert bodies(desk.see(desk.core.save_failed("no room", desk.now_s)), FlushDone) == [FlushDone(-1, "no room")]
 
 
-def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_to_be_saved() -> None:
+def test_the_end_of_the_run_is_answered_if_no_plan_says_how_to_save_the_memory() -> None:
     desk = Desk()
     desk.ready(slot(1, 10))
     ends = bodies(desk.say(Finish(), task=WATCHDOG), FlushDone)
@@ -81,7 +81,7 @@ def on_disk(sequence: int, step: int) -> Durable:
     return durable_of(SavableState(sequence, step, 1, "r", None))
 
 
-def test_the_checkpoints_that_lie_there_at_the_start_are_listed_until_a_save_says_which_are_kept() -> None:
+def test_checkpoints_present_at_the_start_are_listed_until_a_save_decides_which_are_kept() -> None:
     states = States("r", TRAINER)
     states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
     assert states.kept == ("/l/model.ckpt-10",)
@@ -90,14 +90,14 @@ def test_the_checkpoints_that_lie_there_at_the_start_are_listed_until_a_save_say
     assert states.kept == ("/l/model.ckpt-20",)
 
 
-def test_what_lies_in_the_old_place_is_of_no_account_when_checkpoints_go_to_another() -> None:
+def test_the_old_places_checkpoints_do_not_count_once_checkpoints_go_elsewhere() -> None:
     states = States("r", TRAINER)
     states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
     states.forget_disk()
     assert (states.newest_step, states.checkpoint_sequence, states.durable_step, states.kept) == (-1, 0, -1, ())
 
 
-def test_what_was_said_of_a_saved_state_stays_when_it_is_found_on_disk_again() -> None:
+def test_a_saved_states_details_stay_when_it_is_found_on_disk_again() -> None:
     states, said = States("r", TRAINER), on_disk(1, 10)
     states.saved(said)
     states.stocked(DiskState(10, 1, msgspec.structs.replace(said, seconds=0.0), said.all_paths))
@@ -105,7 +105,7 @@ def test_what_was_said_of_a_saved_state_stays_when_it_is_found_on_disk_again() -
 
 
 @pytest.mark.parametrize("sequence", [0, 1])
-def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_once_more(sequence: int) -> None:
+def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_again(sequence: int) -> None:
     states, bad = States("r", TRAINER), on_disk(2, 20)
     states.see([slot(1, 10), slot(2, 20)])
     states.saved(bad)
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_o
 
 
 @pytest.mark.parametrize(("is_latest", "newest"), [(True, 5), (False, 10)])
-def test_a_checkpoint_of_another_writer_is_listed_and_the_newest_where_the_directory_says_so(
+def test_another_writers_checkpoint_is_listed_and_is_the_newest_if_the_directory_says_so(
     is_latest: bool, newest: int
 ) -> None:
     states = States("r", TRAINER)
@@ -127,7 +127,9 @@ def test_a_checkpoint_of_another_writer_is_listed_and_the_newest_where_the_direc
 
 
 @pytest.mark.parametrize(("is_outdated", "newest"), [(False, 5), (True, 10)])
-def test_a_scan_says_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(is_outdated: bool, newest: int) -> None:
+def test_a_scan_decides_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(
+    is_outdated: bool, newest: int
+) -> None:
     states = States("r", TRAINER)
     states.saved(on_disk(1, 10))
     states.scanned(5, 0, is_outdated)
@@ -146,7 +148,7 @@ def test_a_scan_says_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(
         (on_disk(0, 300), slot(6, 300), False),
     ],
 )
-def test_a_checkpoint_of_ours_is_later_by_its_sequence_and_somebody_elses_by_its_step(
+def test_our_checkpoints_are_ordered_by_sequence_and_those_of_others_by_step(
     saved: Durable, state: SlotInfo, is_behind: bool
 ) -> None:
     states = States("r", TRAINER)
@@ -157,14 +159,14 @@ def test_a_checkpoint_of_ours_is_later_by_its_sequence_and_somebody_elses_by_its
         assert states.is_behind(SavableState.of_slot(state)) == is_behind
 
 
-def test_of_two_attempts_the_later_one_has_the_later_state_whatever_the_sequences() -> None:
+def test_the_later_of_two_attempts_has_the_later_state_whatever_the_sequences() -> None:
     states = States("r", TRAINER)
     states.saved(msgspec.structs.replace(on_disk(5, 50), incarnation=2, run="r"))
     assert states.is_behind(SavableState.of_slot(slot(6, 300, incarnation=1)))
     assert not states.is_behind(SavableState.of_slot(slot(4, 20, incarnation=3)))
 
 
-def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody_else_has_saved_a_later_one() -> None:
+def test_our_save_is_the_newest_though_its_step_is_earlier_unless_another_writer_has_saved_a_later_one() -> None:
     states = States("r", TRAINER)
     for sequence, step in ((1, 300), (2, 20)):
         states.saved(on_disk(sequence, step))
@@ -182,7 +184,7 @@ def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody
 
 
 # -- what is lost ----------------------------------------------------------------------------------------------
-def test_staged_files_that_are_gone_are_not_tried_again_and_a_slot_that_was_filled_again_is() -> None:
+def test_missing_staged_files_are_not_retried_and_a_refilled_slot_is() -> None:
     states, staged = States("r", TRAINER), SavableState(2, 20, 1, "r", None, "/s/staged.2/model.ckpt-20")
     states.see([slot(1, 10)])
     states.take_staged(staged)
@@ -192,7 +194,9 @@ def test_staged_files_that_are_gone_are_not_tried_again_and_a_slot_that_was_fill
 
 
 @pytest.mark.parametrize(("restored", "is_lost"), [(1, True), (2, False)])
-def test_what_a_trainer_had_is_missed_until_a_later_one_has_done_without_it(restored: int, is_lost: bool) -> None:
+def test_a_trainers_state_is_missed_until_a_later_trainer_has_continued_without_it(
+    restored: int, is_lost: bool
+) -> None:
     states = States("r", TRAINER)
     states.note_in_memory(SavableState(1, 10, 1, "r", None))
     states.restored(restored)

@@ -1,4 +1,4 @@
-"""A commit that fails is undone: all is as it was before, and stays so if the undoing is cut off."""
+"""A failed commit is undone: everything is as before, even if the undo is interrupted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def fail(shop: Interrupted, **changes: Any) -> None:
         shop.commit(9, state_file=str(shop.logdir / "gone" / "checkpoint"), state_before=None, **changes)
 
 
-def test_a_first_commit_that_fails_leaves_nothing(shop: Interrupted) -> None:
+def test_a_failed_first_commit_leaves_nothing(shop: Interrupted) -> None:
     fail(shop)
     assert shop.files() == {}
     assert shop.area.is_empty()
 
 
-def test_a_commit_whose_intent_cannot_be_written_leaves_nothing(shop: Interrupted) -> None:
+def test_a_commit_that_cannot_write_its_intent_leaves_nothing(shop: Interrupted) -> None:
     staging, intent = shop.begin(1)
     (staging / INTENT).mkdir()
     with pytest.raises(IsADirectoryError):
@@ -40,16 +40,14 @@ def test_a_commit_whose_intent_cannot_be_written_leaves_nothing(shop: Interrupte
 
 
 @pytest.mark.parametrize("suffixes", [(DATA, INDEX), (DATA, INDEX, META), (".data-00000-of-00002", INDEX)])
-def test_a_commit_that_fails_gives_back_the_checkpoint_that_it_replaced(
-    shop: Interrupted, suffixes: tuple[str, ...]
-) -> None:
+def test_a_failed_commit_restores_the_checkpoint_that_it_replaced(shop: Interrupted, suffixes: tuple[str, ...]) -> None:
     shop.commit(1, suffixes=suffixes)
     fail(shop)
     assert shop.files() == whole(1, suffixes=suffixes)
     assert shop.area.is_empty()
 
 
-def test_a_commit_that_fails_deletes_nothing(shop: Interrupted) -> None:
+def test_a_failed_commit_deletes_nothing(shop: Interrupted) -> None:
     shop.commit(1, "m-1")
     fail(shop, delete=(str(shop.logdir / "m-1"),))
     assert shop.files() == whole(1, "m-1")
@@ -57,7 +55,7 @@ def test_a_commit_that_fails_deletes_nothing(shop: Interrupted) -> None:
 
 
 @pytest.mark.parametrize("suffixes", [(DATA, INDEX), (DATA, INDEX, META), (".data-00000-of-00002", INDEX)])
-def test_an_undoing_that_a_kill_or_a_loss_of_power_cuts_off_leaves_one_checkpoint_whole(
+def test_an_undo_interrupted_by_a_kill_or_a_power_loss_leaves_one_checkpoint_whole(
     shop: Interrupted, suffixes: tuple[str, ...]
 ) -> None:
     shop.commit(1, suffixes=suffixes)

@@ -1,4 +1,4 @@
-"""Checkpoints that the program saves by itself, beside a real checkpoint service: adopted, kept right, never deleted."""
+"""Checkpoints that the program saves by itself are adopted, kept correctly and never deleted too early."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def manual(path: Any) -> Callable[[Durable], bool]:
 
 
 @pytest.mark.fault
-def test_what_the_program_saves_gets_a_manifest_is_journaled_and_goes_when_its_turn_comes(
+def test_the_programs_own_save_gets_a_manifest_is_journaled_and_is_rotated_in_turn(
     run: Any, plan: Any, program: Program, snapshot: Any
 ) -> None:
     run.start_service()
@@ -118,7 +118,7 @@ def test_what_the_program_saves_gets_a_manifest_is_journaled_and_goes_when_its_t
 
 
 @pytest.mark.fault
-def test_another_savers_checkpoints_are_found_without_a_word_stay_listed_beside_ours_and_are_never_deleted(
+def test_another_savers_checkpoints_are_found_unreported_stay_listed_beside_ours_and_are_never_deleted(
     run: Any, plan: Any, program: Program, snapshot: Any
 ) -> None:
     run.start_service()
@@ -145,7 +145,7 @@ def test_another_savers_checkpoints_are_found_without_a_word_stay_listed_beside_
 
 
 @pytest.mark.fault
-def test_the_manifests_of_what_another_saver_or_the_program_deletes_go_with_it(
+def test_manifests_are_deleted_with_the_checkpoints_that_another_saver_or_the_program_deletes(
     run: Any, plan: Any, program: Program, snapshot: Any
 ) -> None:
     run.start_service()
@@ -167,7 +167,7 @@ def _manifests(run: Any) -> set[str]:
 
 
 @pytest.mark.fault
-def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_later_than_its_snapshot(
+def test_a_new_trainer_restores_the_last_ones_own_save_if_that_is_later_than_its_snapshot(
     run: Any, plan: Any, program: Program, publish: Any
 ) -> None:
     service = run.start_service()
@@ -191,7 +191,7 @@ def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_l
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_work_again(
+def test_a_missing_directory_is_reported_and_saves_and_hints_work_again_when_it_is_back(
     run: Any, plan: Any, program: Program, snapshot: Any, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -215,7 +215,7 @@ def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_wo
 
 
 @pytest.mark.parametrize("moment", ["statvfs", "access", "scandir"])
-def test_row_48_a_directory_that_goes_while_it_is_looked_at_is_said_as_one_that_has_gone(
+def test_row_48_a_directory_that_disappears_during_a_scan_is_reported_as_missing(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -234,7 +234,7 @@ def test_row_48_a_directory_that_goes_while_it_is_looked_at_is_said_as_one_that_
 
 
 @pytest.mark.long
-def test_row_48_a_watchdog_that_comes_after_the_directory_was_lost_is_told_all_the_same(
+def test_row_48_a_watchdog_that_starts_after_the_directory_was_lost_still_learns_of_it(
     run: Any, plan: Any, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -253,7 +253,7 @@ def test_row_48_a_watchdog_that_comes_after_the_directory_was_lost_is_told_all_t
     assert not [heard.body for heard in late.received if isinstance(heard.body, Unwritable)]
 
 
-def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_and_late_word_counts_too(
+def test_while_a_save_holds_the_lock_a_checkpoints_owner_may_still_change_and_a_late_report_counts(
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
     one, saver = plan(max_to_keep=1), program.saver()
@@ -278,7 +278,7 @@ def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_a
     assert scan_directory(one).external == ()
 
 
-def test_what_was_seen_just_before_it_had_its_manifest_keeps_that(
+def test_a_checkpoint_seen_just_before_its_manifest_was_written_keeps_its_owner(
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
     """As a scan sees a checkpoint of ours between its files and its manifest: it would be external, and never go."""
@@ -292,7 +292,7 @@ def test_what_was_seen_just_before_it_had_its_manifest_keeps_that(
     assert manifest_of(saved).read_bytes() == before
 
 
-def test_a_damaged_or_changing_checkpoint_is_not_taken_in(run: Any, store: Any, plan: Any, program: Program) -> None:
+def test_a_damaged_or_changing_checkpoint_is_not_adopted(run: Any, store: Any, plan: Any, program: Program) -> None:
     store.list_checkpoints(plan())
     saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
     (sighting,) = scan_directory(plan()).external

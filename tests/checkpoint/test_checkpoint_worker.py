@@ -1,4 +1,4 @@
-"""The threads of the checkpoint service: what their failures leave in its log."""
+"""The checkpoint service's threads log their failures without flooding the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 
-def test_row_47_the_same_failure_for_days_is_one_traceback_and_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
+def test_row_47_a_failure_that_repeats_for_days_is_one_traceback_and_a_few_lines(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     news = threading.Event()
     outcomes = Outcomes(news.set)
     worker = Worker("disk", outcomes)

@@ -1,4 +1,4 @@
-"""What the service writes is, byte for byte, what Saver.save would have written; and TensorFlow reads it."""
+"""The service writes byte for byte what Saver.save would have written, and TensorFlow reads it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("build", CASES)
-def test_files_are_byte_identical_to_those_of_saver_save(
+def test_files_are_byte_identical_to_those_that_saver_save_writes(
     build: Any, tmp_path: Path, run: Any, store: Any, plan: Any, publish: Any
 ) -> None:
     with session_of(build) as (saver, session):
@@ -171,7 +171,7 @@ def test_a_saver_restores_what_was_written(run: Any, store: Any, plan: Any, publ
     assert [durable.path] == list(durable.all_paths)
 
 
-def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
+def test_a_slot_with_changed_bytes_is_never_written_as_a_checkpoint(
     run: Any, store: Any, plan: Any, publish: Any
 ) -> None:
     info = publish(run.pool(), plan(), {"a": np.full(10, 7.0), "b": np.zeros(3)}, 1, 9)

@@ -1,4 +1,4 @@
-"""What two fits end with, compared: the parts that differ, by whose state they are."""
+"""A comparison of two fits' final states names the parts that differ and their owners."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_part_that_differs_is_named_with_its_owner(changes: dict[str, Any],
     assert FitPlaces(place(), place(**changes)).differences() == wanted
 
 
-def test_a_variable_has_the_name_that_people_know() -> None:
+def test_a_variable_is_named_as_people_know_it() -> None:
     places = FitPlaces(place(), place())
     assert places.name("a/.ATTRIBUTES/VARIABLE_VALUE") == Name("dropout/seed", "seed")
     assert places.name("b/c/.ATTRIBUTES/VARIABLE_VALUE") == Name("b/c", "")

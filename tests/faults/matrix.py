@@ -15,8 +15,7 @@ ALSO: dict[int, tuple[str, ...]] = {
         "run/test_preemption.py::test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step",
     ),
     15: (
-        "checkpoint/test_checkpoint_process.py::"
-        "test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again",
+        "checkpoint/test_checkpoint_process.py::test_after_a_kill_at_any_moment_the_next_service_saves_again",
         "run/test_survival.py::test_ten_kills_of_each_service_leave_the_trainer_alone_and_lose_nothing",
     ),
     16: (
@@ -26,21 +25,23 @@ ALSO: dict[int, tuple[str, ...]] = {
     17: (
         "checkpoint/test_checkpoint_process.py::test_a_full_disk_is_reported_and_the_save_succeeds_when_there_is_room",
         "checkpoint/test_checkpoint_commit.py::"
-        "test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_is_good",
+        "test_a_failed_disk_call_leaves_what_was_acknowledged_and_the_next_save_is_good",
         "run/test_bad_disk.py::test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on",
     ),
     18: (
         "checkpoint/test_checkpoint_power_loss.py::"
-        "test_what_was_acknowledged_outlives_a_kill_and_a_loss_of_power_after_any_call",
+        "test_an_acknowledged_checkpoint_outlives_a_kill_and_a_power_loss_after_any_call",
     ),
     19: (
         "cli/test_checkpoints.py::test_a_truncated_file_is_seen_by_its_size",
-        "checkpoint/test_checkpoint_catalog.py::test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect",
+        "checkpoint/test_checkpoint_catalog.py::test_a_garbled_manifest_makes_its_checkpoint_suspect",
     ),
-    20: ("checkpoint/test_checkpoint_catalog.py::test_when_all_are_bad_the_error_names_each_and_it_stays_an_error",),
+    20: (
+        "checkpoint/test_checkpoint_catalog.py::test_when_every_checkpoint_is_bad_the_error_names_each_and_stays_an_error",
+    ),
     21: (
         "checkpoint/test_checkpoint_catalog.py::"
-        "test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it",
+        "test_a_checkpoint_being_restored_is_not_deleted_until_the_trainer_has_it",
     ),
     22: (
         "run/test_small_memory.py::"
