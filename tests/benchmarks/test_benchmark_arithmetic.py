@@ -1,4 +1,4 @@
-"""The figures that scripts/bench prints follow from the times that it measured."""
+"""The figures that scripts/bench prints follow from the times that it measures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def steps_of(*lengths_s: float) -> list[tuple[float, float]]:
     return steps
 
 
-def test_spans_that_touch_are_one_window() -> None:
+def test_touching_spans_make_one_window() -> None:
     assert merge([(5.0, 6.0), (1.0, 2.0), (2.0, 3.0), (1.5, 1.7)]) == [(1.0, 3.0), (5.0, 6.0)]
 
 
@@ -38,7 +38,7 @@ def test_a_long_step_at_a_checkpoint_is_its_stall() -> None:
     assert felt.jitter_s == pytest.approx(0.0, abs=1e-9)
 
 
-def test_what_many_steps_lose_to_one_checkpoint_adds_up() -> None:
+def test_delays_that_many_steps_owe_to_one_checkpoint_add_up() -> None:
     steps = steps_of(*[STEP_S] * 10, 0.2, 0.2, 0.2, *[STEP_S] * 10)
     felt = feel(steps, [(1.01, 1.59)])
     assert felt.stalls_s == pytest.approx((0.1,))
@@ -52,13 +52,13 @@ def test_a_long_step_without_a_checkpoint_is_jitter() -> None:
     assert felt.stalls_s == pytest.approx((0.0,), abs=1e-9)
 
 
-def test_nothing_is_said_of_other_steps_where_there_are_none() -> None:
+def test_no_other_steps_means_no_statement_about_them() -> None:
     felt = feel(steps_of(*[STEP_S] * 20), [(0.0, 2.0)])
     assert felt.jitter_s is None
     assert felt.slowdown is None
 
 
-def test_a_checkpoint_after_the_last_step_is_felt_by_nobody() -> None:
+def test_a_checkpoint_after_the_last_step_delays_nothing() -> None:
     assert feel(steps_of(*[STEP_S] * 20), [(7.0, 8.0)]).stalls_s == ()
 
 
@@ -72,14 +72,14 @@ def test_a_figure_is_a_median_and_its_spread() -> None:
     assert in_words(row, columns) == "procsv, longest stall 3.0 ms"
 
 
-def test_a_bar_is_met_at_its_limit() -> None:
+def test_a_target_is_met_at_its_limit() -> None:
     assert Bar.at_most("stall", 2.0, 2.0, "ms").met
     assert not Bar.at_most("stall", 2.0, 2.1, "ms").met
     assert Bar.at_least("share", 0.98, 0.98, "").met
     assert not Bar.at_least("share", 0.98, 0.97, "").met
 
 
-def test_marks_are_read_whole_although_they_come_in_pieces(tmp_path: Path) -> None:
+def test_marks_that_arrive_in_pieces_are_read_whole(tmp_path: Path) -> None:
     with Marks(tmp_path / "marks") as marks:
         writer = os.open(marks.path, os.O_WRONLY)
         os.write(writer, b"7 1 10.5\n7 2 1")
@@ -92,7 +92,7 @@ def test_marks_are_read_whole_although_they_come_in_pieces(tmp_path: Path) -> No
         assert [mark.time_s for mark in marks.of(7)] == [10.5, 11.5]
 
 
-def test_a_chart_has_a_bar_for_each_row_as_long_as_its_median() -> None:
+def test_a_charts_bars_are_as_long_as_the_medians() -> None:
     table = Table("goodput", "Goodput", (), chart=Chart("Kept <%>", ("every", "arm"), "goodput", 1))
     for arm, percent in (("procsv", 90.0), ("shell loop", 45.0)):
         table.rows.append({"every": Figure.of([30.0]), "arm": arm, "goodput": Figure.of([percent])})

@@ -1,4 +1,4 @@
-"""Keras 2 and Keras on another backend: `--drop-in` leaves their fits alone, and the program goes on by its own means."""
+"""`--drop-in` leaves fits of Keras 2, or of Keras on another backend, alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def epochs(run: Launched) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("kind", "callbacks"), KINDS)
-def test_a_fit_is_left_alone_which_each_start_says_once_and_goes_on_by_its_own_callbacks(
+def test_a_fit_is_left_alone_with_one_message_a_start_and_continues_by_its_own_callbacks(
     tmp_path: Path, kind: str, callbacks: str
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -1,4 +1,4 @@
-"""A fit of tf_keras in two tasks, under MultiWorkerMirroredStrategy and with its own BackupAndRestore: a task is killed, and all go on at their epoch."""
+"""A tf_keras fit in two tasks, with its own BackupAndRestore, resumes at its epoch after a kill."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("digest", hashlib.sha256(b"".join(v.numpy().tobytes() for v in model.varia
 OPTIONS = ("--workers", "2", "--no-chief", "--restart", "gang", "train.py")
 
 
-def test_a_gang_of_fits_goes_on_at_its_epoch_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_gang_of_fits_resumes_at_its_epoch_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     digests = []
     for name in ("alone", "killed"):

@@ -1,4 +1,6 @@
-"""A fit of tf_keras with the callback of docs/keras.md: killed three times, it goes on at its epoch and ends with the bits of one left alone."""
+"""A tf_keras fit with the callback of docs/keras.md, killed three times, ends with the bits of an
+undisturbed one.
+"""
 
 from __future__ import annotations
 

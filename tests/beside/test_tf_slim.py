@@ -1,4 +1,4 @@
-"""tf_slim's `learning.train` with replicas under one launch: each task is killed, and the training goes on."""
+"""tf_slim's `learning.train` with replicas under one launch continues after the kill of each task."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("slim has ended", flush=True)
 )
 
 
-def test_slims_training_loop_goes_on_after_the_death_of_each_of_its_tasks_and_ends_at_a_stop(tmp_path: Path) -> None:
+def test_slims_training_loop_continues_after_the_death_of_each_task_and_ends_at_a_stop(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.5", str(tmp_path / "train.py"))
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:

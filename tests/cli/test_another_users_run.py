@@ -1,4 +1,4 @@
-"""A run whose records belong to somebody else: each command says so in one line."""
+"""Every command says in one line that a run belongs to another user."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_closed(run: RunFile, *command: str) -> subprocess.CompletedProcess[str]:
         run.paths.home.chmod(0o700)
 
 
-def test_ls_lists_a_run_that_may_not_be_read_as_such(tmp_path: Path) -> None:
+def test_ls_lists_an_unreadable_run_as_unreadable(tmp_path: Path) -> None:
     run = a_run(tmp_path / "theirs")
     a_run(tmp_path / "mine")
     (tmp_path / "no_run").mkdir()
@@ -64,7 +64,7 @@ def test_ls_lists_a_run_that_may_not_be_read_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "report", "restart", "preempt"])
-def test_row_43_a_run_of_another_user_is_one_line(tmp_path: Path, command: str) -> None:
+def test_row_43_another_users_run_gives_one_line(tmp_path: Path, command: str) -> None:
     run = a_run(tmp_path / "l")
     run.paths.journal.touch()
     done = run_closed(run, command, str(tmp_path / "l"))

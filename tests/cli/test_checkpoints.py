@@ -1,4 +1,4 @@
-"""`procsv checkpoints` says what is saved and what is broken, and changes nothing."""
+"""`procsv checkpoints` reports what is saved and what is broken, and changes nothing."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def _inventory(directory: Path, *flags: str, code: int = 0) -> dict[str, Any]:
     return inventory
 
 
-def test_it_lists_step_size_reason_and_which_is_the_latest(logdir: Path) -> None:
+def test_checkpoints_are_listed_with_step_size_reason_and_which_is_the_latest(logdir: Path) -> None:
     found = _inventory(logdir)["checkpoints"]
 
     assert [(c["step"], c["reason"], c["listed"], c["latest"]) for c in found] == [
@@ -68,7 +68,7 @@ def test_verify_reads_every_byte(logdir: Path, tmp_path: Path) -> None:
     assert (copy / "model.ckpt-5.index").exists()
 
 
-def test_a_truncated_file_is_seen_by_its_size(logdir: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_noticed_by_its_size(logdir: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in logdir.iterdir():
@@ -83,21 +83,21 @@ def test_a_truncated_file_is_seen_by_its_size(logdir: Path, tmp_path: Path) -> N
     assert "model.ckpt-5  (latest)" in table.stdout
 
 
-def test_a_directory_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     done = command("checkpoints", str(tmp_path / "nothing"))
 
     assert done.returncode == 2
     assert str(tmp_path / "nothing") in done.stderr
 
 
-def test_a_directory_without_checkpoints_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_directory_without_checkpoints_gives_one_line(tmp_path: Path) -> None:
     done = command("checkpoints", str(tmp_path))
 
     assert (done.returncode, done.stdout) == (1, "")
     assert [line.endswith(f" {tmp_path}") for line in done.stderr.strip().splitlines()] == [True]
 
 
-def test_tensorflows_own_checkpoints_rejected_ones_leftovers_and_missing_shards_are_told_apart(tmp_path: Path) -> None:
+def test_tensorflows_checkpoints_rejected_ones_leftovers_and_missing_shards_are_told_apart(tmp_path: Path) -> None:
     import tensorflow as tf
 
     tf1 = tf.compat.v1

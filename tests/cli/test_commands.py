@@ -1,4 +1,4 @@
-"""The commands as processes: what they print, how they exit, and how fast they are."""
+"""The commands print, exit and perform as promised."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def a_run(logdir: Path, **changes: object) -> RunFile:
     return run
 
 
-def test_help_loads_nothing_that_is_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys, procsv.cli.main as m\n"
         "try: m.main(sys.argv[1:])\n"
@@ -98,7 +98,7 @@ def test_help_is_fast() -> None:
     assert min(once() for _ in range(5)) < 0.3  # of a processor; the bar is 0.15 s on a machine that does nothing else
 
 
-def test_help_lists_every_command_and_each_says_the_same_of_itself() -> None:
+def test_help_lists_every_command_with_the_commands_own_summary() -> None:
     said = procsv("--help").stdout
     for name in COMMANDS:
         assert re.search(rf"^  {name} ", said, re.MULTILINE)
@@ -123,14 +123,14 @@ def test_launch_help_all_shows_every_default() -> None:
         assert default in said
 
 
-def test_a_misspelt_command_names_the_nearest() -> None:
+def test_a_misspelt_command_suggests_the_nearest() -> None:
     done = procsv("stauts", "x")
 
     assert done.returncode == 2
     assert "Did you mean status?" in done.stderr
 
 
-def test_a_target_that_is_not_there_is_exit_2_and_makes_no_logdir(tmp_path: Path) -> None:
+def test_a_missing_target_is_exit_2_and_makes_no_logdir(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = procsv("launch", "--logdir", str(tmp_path / "logdir"), "trian.py", cwd=tmp_path)
 
@@ -139,7 +139,7 @@ def test_a_target_that_is_not_there_is_exit_2_and_makes_no_logdir(tmp_path: Path
     assert not (tmp_path / "logdir").exists()
 
 
-def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
+def test_a_logdir_that_cannot_be_created_is_exit_73(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = procsv("launch", "--logdir", str(tmp_path / "train.py" / "x"), "train.py", cwd=tmp_path)
 
@@ -149,14 +149,14 @@ def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs"])
 @pytest.mark.parametrize(("directory", "said"), [("", "procsv/run.json"), ("absent", "/absent")])
-def test_a_directory_that_is_no_run_is_exit_2(tmp_path: Path, command: str, directory: str, said: str) -> None:
+def test_a_directory_without_a_run_is_exit_2(tmp_path: Path, command: str, directory: str, said: str) -> None:
     done = procsv(command, str(tmp_path / directory))
 
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_status_of_a_run_whose_watchdog_was_killed_reads_the_files(tmp_path: Path) -> None:
+def test_status_reads_the_files_of_a_run_whose_watchdog_was_killed(tmp_path: Path) -> None:
     a_run(tmp_path)
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
@@ -179,12 +179,12 @@ def test_status_says_when_the_watchdog_was_killed_and_which_command_resumes_the_
     assert json.loads(procsv("status", str(tmp_path), "--json").stdout)["seen_until"] == 1.6e9
 
 
-def test_status_of_a_run_that_its_watchdog_has_ended_names_no_moment_of_its_death(tmp_path: Path) -> None:
+def test_status_gives_no_time_of_death_for_a_run_that_its_watchdog_has_ended(tmp_path: Path) -> None:
     a_run(tmp_path, state="stopped", ended_at=99.0, exit_code=75)
     assert "seen_until" not in json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
 
-def test_what_the_services_saved_after_their_host_was_killed_counts(tmp_path: Path) -> None:
+def test_status_counts_what_the_services_saved_after_the_watchdog_was_killed(tmp_path: Path) -> None:
     a_run(tmp_path, memory_step=845)
     manifest = msgspec.json.encode(Manifest(1, 850, 1, 1, "r", "periodic", 0.0, {}))
     (tmp_path / "model.ckpt-850.manifest.json").write_bytes(manifest)
@@ -195,14 +195,14 @@ def test_what_the_services_saved_after_their_host_was_killed_counts(tmp_path: Pa
     assert "step 850 is on disk" in procsv("stop", str(tmp_path)).stdout
 
 
-def test_status_of_a_finished_run_is_its_last_state(tmp_path: Path) -> None:
+def test_status_of_a_finished_run_shows_its_last_state(tmp_path: Path) -> None:
     a_run(tmp_path, state="done", ended_at=99.0, exit_code=0)
     status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
     assert (status["running"], status["state"], status["exit_code"]) == (False, "done", 0)
 
 
-def test_status_of_a_program_that_ended_before_its_first_step_says_so_and_that_nothing_was_saved(
+def test_status_says_that_a_program_ended_before_its_first_step_with_nothing_saved(
     tmp_path: Path,
 ) -> None:
     last = LastExit(1, None, "exception", "ValueError: no data", -1)
@@ -214,7 +214,7 @@ def test_status_of_a_program_that_ended_before_its_first_step_says_so_and_that_n
     assert "protected no: " in shown
 
 
-def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:
+def test_status_has_every_promised_field(tmp_path: Path) -> None:
     a_run(tmp_path)
     promised = {"state", "target", "logdir", "pid", "step", "durable_step", "memory_step", "incarnation", "restarts"}
     promised |= {"no_progress_count", "last_exit", "next_restart_in", "goodput", "launch_goodput", "processes"}
@@ -222,7 +222,7 @@ def test_status_has_every_field_that_was_promised(tmp_path: Path) -> None:
     assert promised <= set(json.loads(procsv("status", str(tmp_path), "--json").stdout))
 
 
-def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path: Path) -> None:
+def test_status_of_an_unresponsive_host_takes_less_than_a_second(tmp_path: Path) -> None:
     """A watchdog that is stopped, say: the files answer."""
     run = a_run(tmp_path)
     me = identify(os.getpid())  # alive, and with a socket on which nobody answers
@@ -245,7 +245,7 @@ def test_status_of_a_host_that_does_not_answer_takes_less_than_a_second(tmp_path
     run.paths.run_dir.rmdir()
 
 
-def test_status_of_a_watchdog_that_does_not_answer_reads_the_heartbeat(tmp_path: Path) -> None:
+def test_status_of_an_unresponsive_watchdog_reads_the_heartbeat(tmp_path: Path) -> None:
     run = a_run(tmp_path, started=identify(os.getpid()).started, step=0)
     run.paths.run_dir.mkdir(parents=True)
     heartbeat = HeartbeatWriter(run.paths.heartbeat(TRAINER, 3))
@@ -268,7 +268,7 @@ def test_stop_says_that_no_run_is_active(tmp_path: Path) -> None:
     assert "step 800" in done.stdout
 
 
-def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
+def test_logs_shows_the_newest_attempt_of_a_role(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     run.paths.logs.mkdir()
     for number in (2, 10):
@@ -281,7 +281,7 @@ def test_logs_shows_the_newest_incarnation_of_a_role(tmp_path: Path) -> None:
     assert "there are: trainer" in done.stderr
 
 
-def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> None:
+def test_a_moved_logdir_is_read_in_its_new_place(tmp_path: Path) -> None:
     run = a_run(tmp_path / "before", state="done", exit_code=0)
     run.paths.logs.mkdir()
     run.paths.log(TRAINER, 3).write_text("the last words\n")
@@ -292,7 +292,7 @@ def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> No
 
 
 @pytest.mark.fault
-def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_runs_a_whole_training(tmp_path: Path) -> None:
     """Launched, looked at, refused to a second, stopped; the launch keeps its pid through the exec."""
     program = tmp_path / "train.py"
     program.write_text("import sys, threading; print('begun', sys.argv[1:], flush=True); threading.Event().wait()\n")
@@ -315,7 +315,7 @@ def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a_launch_without_standard_streams_runs_all_the_same(tmp_path: Path) -> None:
+def test_a_launch_without_standard_streams_works(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print('trained', sys.stdin.read() == '')\n")
     argv = [sys.executable, "-m", "procsv.cli.main", "launch", "--standby", "off", "--logdir", "logdir", "train.py"]
     closed = subprocess.run(

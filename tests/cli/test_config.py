@@ -1,4 +1,4 @@
-"""Options from a TOML file: they stand in for the defaults, and a wrong key is an error that helps."""
+"""Options from a TOML file replace the defaults, and a wrong key gets a helpful error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(*args: str) -> BaseException | None:
     return result.exception
 
 
-def test_the_defaults_are_those_of_the_help(made: list[Start]) -> None:
+def test_the_defaults_are_the_ones_in_the_help(made: list[Start]) -> None:
     run("train.py", "--steps", "3")
 
     start = made[0]
@@ -52,7 +52,7 @@ def test_the_defaults_are_those_of_the_help(made: list[Start]) -> None:
     assert Path(start.logdir).is_dir()
 
 
-def test_all_that_follows_the_target_is_the_programs_own(made: list[Start]) -> None:
+def test_everything_after_the_target_belongs_to_the_program(made: list[Start]) -> None:
     run("--logdir", "l", "train.py", "--logdir", "other", "--help", "--", "x")
     run("train.py", "--", "--logdir", "x", "--")
 
@@ -61,7 +61,7 @@ def test_all_that_follows_the_target_is_the_programs_own(made: list[Start]) -> N
     assert made[1].args == ("--logdir", "x", "--")
 
 
-def test_pyproject_stands_in_for_the_defaults_and_the_command_line_wins(made: list[Start], tmp_path: Path) -> None:
+def test_pyproject_replaces_the_defaults_and_the_command_line_wins(made: list[Start], tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.procsv]\nlogdir = "here"\nmax-failures = 9\nsnapshot_secs = "2m"\ngrace = 60\n'
     )
@@ -72,14 +72,14 @@ def test_pyproject_stands_in_for_the_defaults_and_the_command_line_wins(made: li
     assert (made[0].settings.snapshot_s, made[0].settings.grace_s) == (120.0, 60.0)
 
 
-def test_a_pyproject_that_says_nothing_of_us_changes_nothing(made: list[Start], tmp_path: Path) -> None:
+def test_a_pyproject_without_our_section_changes_nothing(made: list[Start], tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
     run("train.py")
 
     assert made[0].settings.grace_s == 25.0
 
 
-def test_a_file_of_its_own_has_the_options_at_the_top(made: list[Start], tmp_path: Path) -> None:
+def test_a_separate_file_has_the_options_at_the_top_level(made: list[Start], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('backoff = "2s..4s"\n')
     run("--config", "run.toml", "train.py")
 
@@ -93,7 +93,7 @@ def test_a_file_of_its_own_has_the_options_at_the_top(made: list[Start], tmp_pat
         ('fault = ["kill trainer at step 5", "raise summary after 3s"]', 2),
     ],
 )
-def test_an_option_that_may_be_given_many_times_is_a_list_or_one_of_it(
+def test_a_repeatable_option_is_a_list_or_a_single_value(
     made: list[Start], tmp_path: Path, text: str, count: int
 ) -> None:
     (tmp_path / "run.toml").write_text(text)
@@ -115,7 +115,7 @@ def test_an_option_that_may_be_given_many_times_is_a_list_or_one_of_it(
         ("grace = ", ["is not TOML"]),
     ],
 )
-def test_a_wrong_file_is_a_usage_error_that_names_the_nearest_key(
+def test_a_wrong_file_is_a_usage_error_that_suggests_the_nearest_key(
     made: list[Start], tmp_path: Path, text: str, said: list[str]
 ) -> None:
     (tmp_path / "run.toml").write_text(text)
@@ -128,7 +128,7 @@ def test_a_wrong_file_is_a_usage_error_that_names_the_nearest_key(
     assert not made
 
 
-def test_a_wrong_value_in_a_file_is_told_like_one_on_the_command_line(made: list[Start], tmp_path: Path) -> None:
+def test_a_wrong_value_in_a_file_is_reported_as_on_the_command_line(made: list[Start], tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.procsv]\ngrace = "soon"\n')
     error = run("train.py")
 
@@ -138,7 +138,7 @@ def test_a_wrong_value_in_a_file_is_told_like_one_on_the_command_line(made: list
 
 
 @pytest.mark.parametrize("text", ["grace = nan", "snapshot-secs = inf", "max-failures = 'three'", "drop-in = 'ja'"])
-def test_a_value_that_means_nothing_is_refused_in_a_file_too(made: list[Start], tmp_path: Path, text: str) -> None:
+def test_a_meaningless_value_is_refused_in_a_file_too(made: list[Start], tmp_path: Path, text: str) -> None:
     (tmp_path / "run.toml").write_text(text)
     error = run("--config", "run.toml", "train.py")
 
@@ -171,12 +171,14 @@ def test_a_wrong_command_line_is_a_usage_error_that_helps(made: list[Start], arg
     assert said in str(error)
 
 
-def test_an_option_after_the_program_is_the_programs_and_is_named_should_it_not_know_it(made: list[Start]) -> None:
+def test_an_option_after_the_program_belongs_to_the_program_and_is_named_if_the_program_rejects_it(
+    made: list[Start],
+) -> None:
     assert run("train.py", "--lr", "0.1", "--backoff=1s", "--grace", "9") is None
     assert made[-1].settings.misplaced == "--backoff"
 
 
-def test_a_variable_that_is_no_option_of_launch_is_refused_with_the_nearest(
+def test_a_variable_for_an_unknown_launch_option_is_refused_with_the_nearest_one(
     made: list[Start], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCSV_LAUNCH_MAXFAILURES", "3")
@@ -189,7 +191,7 @@ def test_a_variable_that_is_no_option_of_launch_is_refused_with_the_nearest(
     assert not made
 
 
-def test_values_read_as_people_write_them() -> None:
+def test_values_are_parsed_as_people_write_them() -> None:
     assert Duration("auto").convert("auto", None, None) == "auto"
     assert Duration().convert("1.5h", None, None) == 5400.0
     assert Duration().convert(3, None, None) == 3.0

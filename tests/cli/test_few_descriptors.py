@@ -1,4 +1,4 @@
-"""A launch that may open hardly any files: one line says so, and nothing is started; with a few more it runs."""
+"""A launch with too few file descriptors says so in one line and starts nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def launch(directory: Path, limit: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_launch_with_too_few_descriptors_says_how_many_it_takes_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_launch_with_too_few_descriptors_names_the_number_it_needs_and_starts_nothing(tmp_path: Path) -> None:
     done = launch(tmp_path, 28)
     assert done.returncode == exit_codes.GAVE_UP, done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -40,7 +40,7 @@ def test_a_launch_with_too_few_descriptors_says_how_many_it_takes_and_starts_not
     assert not (tmp_path / "run").exists()
 
 
-def test_as_many_as_it_asks_for_are_enough(tmp_path: Path) -> None:
+def test_a_launch_with_the_requested_number_of_descriptors_runs(tmp_path: Path) -> None:
     done = launch(tmp_path, DESCRIPTORS_MIN)
     assert done.returncode == exit_codes.DONE, done.stderr
     assert "begun" in done.stdout

@@ -1,4 +1,4 @@
-"""A run.json that somebody else has put into a logdir harms nobody who runs a command there."""
+"""A run.json that another user planted in a logdir harms no command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forge(logdir: Path, bystander: subprocess.Popen[bytes], **changes: object) -
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_row_45_a_process_that_does_not_hold_the_run_s_lock_is_left_alone(
+def test_row_45_a_process_that_does_not_hold_the_runs_lock_is_left_alone(
     tmp_path: Path, bystander: subprocess.Popen[bytes], command: tuple[str, ...]
 ) -> None:
     forge(tmp_path / "l", bystander)
@@ -59,7 +59,7 @@ def test_row_45_a_file_of_another_user_names_no_process_of_ours(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_row_45_directories_that_a_file_names_are_not_touched(
+def test_row_45_directories_named_in_a_file_are_not_touched(
     tmp_path: Path, bystander: subprocess.Popen[bytes], command: tuple[str, ...]
 ) -> None:
     precious = tmp_path / "precious"

@@ -1,4 +1,4 @@
-"""Arguments, exceptions and logs may hold anything: people see it, terminals do not obey it, and nothing fails over it."""
+"""Hostile text in arguments, exceptions and logs is shown as text, and no terminal obeys it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def logdir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["status", "report", "stop", "checkpoints"])
-def test_row_42_every_command_shows_hostile_text_as_it_is(logdir: Path, command: str) -> None:
+def test_row_42_every_command_shows_hostile_text_as_text(logdir: Path, command: str) -> None:
     done = procsv(command, str(logdir))
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -69,18 +69,18 @@ def read_terminal(fd: int) -> bytes:
     return said
 
 
-def test_row_42_logs_on_a_terminal_keeps_colours_and_shows_what_would_set_its_title(logdir: Path) -> None:
+def test_row_42_logs_on_a_terminal_keep_colours_and_show_title_sequences_as_text(logdir: Path) -> None:
     said = on_a_terminal(sys.executable, "-m", "procsv.cli.main", "logs", str(logdir))
     assert b"\x1b[32mgreen\x1b[0m 50%\r51%" in said
     assert TITLE.encode() not in said
     assert SHOWN.encode() in said
 
 
-def test_row_42_logs_in_a_pipe_are_the_bytes_that_were_printed(logdir: Path) -> None:
+def test_row_42_logs_in_a_pipe_are_the_printed_bytes(logdir: Path) -> None:
     assert TITLE in procsv("logs", str(logdir)).stdout
 
 
-def test_row_42_launch_shows_an_exception_s_escapes_and_a_trainer_s_titles_on_a_terminal(tmp_path: Path) -> None:
+def test_row_42_launch_shows_an_exceptions_escapes_and_a_trainers_titles_as_text(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     console = Console(out_fd=theirs, err_fd=theirs)
     log = tmp_path / "trainer.1.log"

@@ -1,4 +1,4 @@
-"""What `procsv launch` says of several tasks before anything starts."""
+"""`procsv launch` checks the options for several tasks before anything starts."""
 
 from pathlib import Path
 
@@ -34,9 +34,7 @@ TASKS = tuple(map(TaskId.parse, ("chief", "worker.0", "ps.0")))
         (("--fault", "kill worker at step 5"), "target 'worker'"),
     ],
 )
-def test_tasks_that_cannot_be_are_refused_with_what_to_change(
-    options: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
+def test_impossible_tasks_are_refused_with_what_to_change(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise AssertionError")
     answer = procsv("launch", *options, "--logdir", str(tmp_path / "run"), str(tmp_path / "train.py"))
     assert answer.returncode == 2
@@ -55,7 +53,7 @@ def test_tasks_that_cannot_be_are_refused_with_what_to_change(
         ("chief = false", "--workers"),
     ],
 )
-def test_tasks_of_a_file_are_checked_as_those_of_a_command_line(text: str, said: str, tmp_path: Path) -> None:
+def test_tasks_from_a_file_are_checked_like_those_on_the_command_line(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise AssertionError")
     (tmp_path / "run.toml").write_text(text)
     options = ("--config", str(tmp_path / "run.toml"), "--logdir", str(tmp_path / "run"))
@@ -64,7 +62,7 @@ def test_tasks_of_a_file_are_checked_as_those_of_a_command_line(text: str, said:
     assert said in " ".join(answer.stderr.split())
 
 
-def test_a_fault_for_the_trainer_is_for_the_task_whose_state_is_saved() -> None:
+def test_a_fault_for_the_trainer_goes_to_the_task_whose_state_is_saved() -> None:
     plan = Plan((parse_fault("kill trainer at step 5"), parse_fault("preempt worker.0 with grace 3s after 5s")))
     assert [str(fault) for fault in aim_at_tasks(plan, TASKS).faults] == [
         "kill chief at step 5",
@@ -75,7 +73,7 @@ def test_a_fault_for_the_trainer_is_for_the_task_whose_state_is_saved() -> None:
         aim_at_tasks(plan, ())
 
 
-def test_every_fault_of_the_trainer_can_be_one_of_a_task() -> None:
+def test_every_fault_of_the_trainer_can_be_aimed_at_a_task() -> None:
     for text in (
         "kill ps.0 at step 9",
         "stop ps.0 for 20s after 3s",

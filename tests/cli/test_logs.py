@@ -1,4 +1,4 @@
-"""`procsv logs` of real runs: last lines, attempts, all roles, and what has ended each attempt."""
+"""`procsv logs` shows a run's last lines, attempts, roles and the end of each attempt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def follower(run: Run, *options: str) -> Iterator[IO[str]]:
             process.kill()
 
 
-def test_last_lines_one_attempt_and_all_roles_with_what_ended_each_attempt(tmp_path: Path) -> None:
+def test_logs_shows_last_lines_one_attempt_or_all_roles_and_the_end_of_each_attempt(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run:
         assert logs(run, "-n", "2") == ["line 4 of 2", "begun"]
         assert logs(run, "-n", "0") == []
@@ -86,7 +86,7 @@ def test_last_lines_one_attempt_and_all_roles_with_what_ended_each_attempt(tmp_p
         assert run.end() in NOT_SAVED
 
 
-def test_all_logs_come_one_after_another_each_whole_under_its_heading(tmp_path: Path) -> None:
+def test_all_logs_are_shown_whole_one_after_another_under_headings(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run:
         service = find_paths(run.logdir).log(CHECKPOINT, 1)
         with service.open("a") as file:
@@ -108,7 +108,7 @@ def test_all_logs_come_one_after_another_each_whole_under_its_heading(tmp_path: 
         assert run.end() in NOT_SAVED
 
 
-def test_who_follows_all_logs_sees_each_new_line_with_its_role_in_its_turn(tmp_path: Path) -> None:
+def test_following_all_logs_shows_each_new_line_in_turn_with_its_role(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run:
         roles = {CHECKPOINT: 1, TRAINER: 2}
         with follower(run, "--all", "-n", "1") as shown:
@@ -122,7 +122,7 @@ def test_who_follows_all_logs_sees_each_new_line_with_its_role_in_its_turn(tmp_p
             assert run.end() in NOT_SAVED
 
 
-def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
+def test_following_shows_each_restart_with_its_cause(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run, follower(run, "-n", "1", "--all") as shown:
         assert next(line for line in shown if "begun" in line)
         os.kill(run.pid("trainer"), 9)
@@ -136,7 +136,7 @@ def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
         assert run.end() in NOT_SAVED
 
 
-def test_who_follows_a_task_that_has_no_log_yet_waits_for_it(tmp_path: Path) -> None:
+def test_following_a_task_without_a_log_waits_for_it(tmp_path: Path) -> None:
     with launched(tmp_path, COUNTS, backoff=Range(0.05, 1.0)) as run:
         run.begun()
         find_paths(run.logdir).log(TRAINER, 1).unlink()

@@ -1,4 +1,4 @@
-"""`procsv ls`, and the run that a command means where DIR is left out."""
+"""`procsv ls` lists the runs, and a command without DIR picks the right run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ls_lists_the_runs_here_and_under_runs_with_their_states_the_newest_first(place: Path) -> None:
+def test_ls_lists_the_runs_here_and_under_runs_with_their_states_and_the_newest_first(place: Path) -> None:
     done = procsv("ls", "--json", cwd=place)
     assert done.returncode == 0, done.stderr
     rows = [(row["directory"], row["state"], row["running"], row["step"]) for row in json.loads(done.stdout)]
@@ -65,7 +65,7 @@ def test_ls_lists_the_runs_here_and_under_runs_with_their_states_the_newest_firs
     assert "-n 3" in lines[1]
 
 
-def test_ls_shows_the_newest_loss_of_a_step_that_the_run_has_come_to(place: Path) -> None:
+def test_ls_shows_the_newest_loss_of_the_runs_current_steps(place: Path) -> None:
     records = [scalar(0.5, step=830), scalar(0.25, step=840), scalar(0.125, step=850)]
     (place / "mine" / "events.out.tfevents.1.host").write_bytes(b"".join(map(frame, records)))
     a_run(place / "fit", started_at=1.0, step=840, loss=Loss("loss", 837, 2.5))
@@ -77,7 +77,7 @@ def test_ls_shows_the_newest_loss_of_a_step_that_the_run_has_come_to(place: Path
     assert line.split()[4] == "0.25"
 
 
-def test_ls_asks_the_watchdog_of_an_active_run_as_run_json_may_lag(tmp_path: Path) -> None:
+def test_ls_asks_the_watchdog_of_an_active_run_because_run_json_may_lag(tmp_path: Path) -> None:
     run, context = a_run(tmp_path / "mine", state="pending", step=1, **alive()), new_context()
     run.paths.run_dir.mkdir(mode=0o700)
     server = Server(context, run.paths.control_socket, Address(run.run, WATCHDOG, 1), SystemClock())
@@ -105,7 +105,7 @@ def test_ls_asks_the_watchdog_of_an_active_run_as_run_json_may_lag(tmp_path: Pat
         shutil.rmtree(run.paths.run_dir)
 
 
-def test_ls_takes_a_directory_and_says_where_it_found_nothing(place: Path) -> None:
+def test_ls_takes_a_directory_and_says_where_it_found_no_run(place: Path) -> None:
     names = [row["directory"] for row in json.loads(procsv("ls", "runs", "--json", cwd=place).stdout)]
     assert names == ["runs/newest", "runs/active", "runs/old"]
     (place / "empty").mkdir()
@@ -113,12 +113,12 @@ def test_ls_takes_a_directory_and_says_where_it_found_nothing(place: Path) -> No
     assert procsv("ls", "nowhere", cwd=place).stderr.endswith(" nowhere\n")
 
 
-def test_ls_passes_over_a_run_file_that_is_damaged(place: Path) -> None:
+def test_ls_skips_a_damaged_run_file(place: Path) -> None:
     (place / "mine" / "procsv" / "run.json").write_text("{")
     assert "mine" not in procsv("ls", cwd=place).stdout
 
 
-def test_a_command_without_a_directory_means_the_newest_run_and_says_which(place: Path) -> None:
+def test_a_command_without_a_directory_uses_the_newest_run_and_names_it(place: Path) -> None:
     done = procsv("status", "--json", cwd=place)
     assert (done.returncode, done.stderr.endswith(" runs/newest\n")) == (0, True)
     assert json.loads(done.stdout)["logdir"] == str(place / "runs" / "newest")
@@ -126,7 +126,7 @@ def test_a_command_without_a_directory_means_the_newest_run_and_says_which(place
     assert json.loads(within.stdout)["state"] == "done"
 
 
-def test_a_command_that_changes_a_run_takes_the_one_that_is_active_and_never_guesses(place: Path) -> None:
+def test_a_command_that_changes_a_run_uses_the_active_one_and_never_guesses(place: Path) -> None:
     said = procsv("restart", cwd=place).stderr
     assert said.splitlines()[0].endswith(" runs/active")
     a_run(place / "runs" / "other", started_at=SystemClock().wall() - 150, **alive())
@@ -136,7 +136,7 @@ def test_a_command_that_changes_a_run_takes_the_one_that_is_active_and_never_gue
         assert done.stderr.endswith(": runs/other, runs/active\n")
 
 
-def test_a_command_without_a_directory_where_there_is_no_run_says_what_to_do(tmp_path: Path) -> None:
+def test_a_command_without_a_directory_and_without_runs_says_what_to_do(tmp_path: Path) -> None:
     for command in ("status", "logs", "report", "checkpoints"):
         done = procsv(command, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n"), "runs/" in done.stderr) == (2, 1, True)

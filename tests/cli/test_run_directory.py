@@ -1,4 +1,4 @@
-"""Where a run goes for which nobody has said --logdir."""
+"""Without --logdir, a run's directory is named after its target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_first_run_has_the_name_of_its_target_and_the_next_ones_numbers() -> None:
+def test_the_first_run_is_named_after_its_target_and_the_next_ones_are_numbered() -> None:
     assert newest_directory("train") == Path("runs/train")
     assert make_new_directory("train") == Path("runs/train")
     for number in (2, 3):
@@ -24,14 +24,14 @@ def test_the_first_run_has_the_name_of_its_target_and_the_next_ones_numbers() ->
         assert newest_directory("train") == Path(f"runs/train-{number}")
 
 
-def test_ten_is_newer_than_nine_and_a_gap_is_not_filled() -> None:
+def test_run_ten_is_newer_than_nine_and_gaps_stay() -> None:
     for name in ("train", "train-9", "train-10"):
         Path("runs", name).mkdir(parents=True)
     assert newest_directory("train") == Path("runs/train-10")
     assert make_new_directory("train") == Path("runs/train-11")
 
 
-def test_a_directory_of_another_target_and_a_file_are_no_runs_of_this_one() -> None:
+def test_another_targets_directory_and_a_file_are_not_runs_of_this_target() -> None:
     for name in ("train-eval-3", "train-1", "train-x", "other-7"):
         Path("runs", name).mkdir(parents=True)
     Path("runs", "train-5").touch()
@@ -41,13 +41,13 @@ def test_a_directory_of_another_target_and_a_file_are_no_runs_of_this_one() -> N
     assert make_new_directory("train") == Path("runs/train-6")  # 5 is in the way
 
 
-def test_a_new_run_in_a_directory_that_is_named_is_a_contradiction() -> None:
+def test_asking_for_a_new_run_in_a_named_directory_is_a_contradiction() -> None:
     Path("train.py").touch()
     done = procsv("launch", "--new", "--logdir", "mine", "train.py")
     assert (done.returncode, "--new" in done.stderr) == (2, True)
 
 
-def test_a_path_is_shown_from_the_working_directory_and_a_url_as_it_is(tmp_path: Path) -> None:
+def test_a_path_is_shown_relative_to_the_working_directory_and_a_url_unchanged(tmp_path: Path) -> None:
     assert shorten_path(str(tmp_path / "runs" / "a")) == "runs/a"
     assert shorten_path("/elsewhere/a") == "/elsewhere/a"
     assert shorten_path("gs://bucket/a") == "gs://bucket/a"

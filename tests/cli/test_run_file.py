@@ -1,4 +1,4 @@
-"""run.json: written whole, read strictly, and believed only as far as the machine confirms it."""
+"""run.json is written whole, read strictly, and trusted only where the machine confirms it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_run(**changes: object) -> RunFile:
     return msgspec.structs.replace(run, **changes)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_run(path, a_run(), durable=True)
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\x00\xff"])
-def test_what_is_not_a_run_reads_as_none(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_run_reads_as_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
 
@@ -59,7 +59,7 @@ def test_another_version_reads_as_none(tmp_path: Path) -> None:
     assert read_run(tmp_path / "run.json") is None
 
 
-def test_a_host_is_known_by_more_than_its_pid() -> None:
+def test_a_watchdog_is_identified_by_more_than_its_pid() -> None:
     assert a_run().is_active
     assert not a_run(started=1.0).is_active
     assert not a_run(boot=f"not {boot_id()}").is_active

@@ -1,4 +1,4 @@
-"""What TARGET may be, and what is said when it is not there."""
+"""TARGET is found without importing it, and a missing one gets a helpful error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tree(tmp_path: Path) -> Path:
         ("json.tool", "module", "tool"),
     ],
 )
-def test_a_target_that_is_there_is_found_without_importing_it(tree: Path, text: str, kind: str, name: str) -> None:
+def test_an_existing_target_is_found_without_importing_it(tree: Path, text: str, kind: str, name: str) -> None:
     before = set(sys.modules)
     target = find_target(text, tree)
 
@@ -59,7 +59,7 @@ def test_a_target_that_is_there_is_found_without_importing_it(tree: Path, text: 
     assert not {module for module in set(sys.modules) - before if module.startswith(("pkg", "space", "train"))}
 
 
-def test_a_path_is_absolute_and_a_function_has_its_module(tree: Path) -> None:
+def test_a_path_becomes_absolute_and_a_function_gets_its_module(tree: Path) -> None:
     assert str(tree / "train.py") == find_target("train.py", tree).path
     target = find_target("pkg.inner.train:main", tree)
     assert (target.module, target.function, target.path) == ("pkg.inner.train", "main", "")
@@ -82,7 +82,7 @@ def test_a_path_is_absolute_and_a_function_has_its_module(tree: Path) -> None:
         ("", ["TARGET is empty"]),
     ],
 )
-def test_a_target_that_is_not_there_is_a_usage_error_that_helps(tree: Path, text: str, said: list[str]) -> None:
+def test_a_missing_target_is_a_usage_error_that_helps(tree: Path, text: str, said: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         find_target(text, tree, [])
 
@@ -91,19 +91,19 @@ def test_a_target_that_is_not_there_is_a_usage_error_that_helps(tree: Path, text
         assert words in str(caught.value)
 
 
-def test_a_missing_module_names_the_places_that_were_searched(tree: Path) -> None:
+def test_a_missing_module_names_the_searched_places(tree: Path) -> None:
     with pytest.raises(UserError, match=str(tree)):
         find_target("absent", tree, [])
 
 
-def test_parsing_alone_does_not_ask_for_existence(tmp_path: Path) -> None:
+def test_parsing_alone_does_not_require_existence(tmp_path: Path) -> None:
     assert parse_target("not.there", tmp_path).kind == "module"
 
 
 @pytest.mark.parametrize(
     "source", ["from elsewhere import *", "globals()['ma' + 'in'] = print", "def __getattr__(name): ...", "\xff"]
 )
-def test_a_function_that_its_module_may_make_as_it_runs_is_left_to_the_program(tmp_path: Path, source: str) -> None:
+def test_a_function_that_its_module_may_define_at_run_time_is_left_to_the_program(tmp_path: Path, source: str) -> None:
     (tmp_path / "makes.py").write_bytes(source.encode("latin-1"))
     assert find_target("makes:main", tmp_path, []).function == "main"
 

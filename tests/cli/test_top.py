@@ -1,4 +1,4 @@
-"""`procsv top`: one screen of a run, on a terminal and off it."""
+"""`procsv top` shows one run on one screen, on a terminal and off it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lines_of(directory: Path, width: int, height: int | None) -> list[str]:
 
 # -- on a terminal ---------------------------------------------------------------------------------------------
 @pytest.mark.fault
-def test_the_screen_shows_events_as_they_come_and_q_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+def test_the_screen_shows_events_as_they_happen_and_q_restores_the_terminal(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         ours, theirs = pty.openpty()
@@ -83,7 +83,7 @@ def test_the_screen_shows_events_as_they_come_and_q_leaves_the_terminal_as_it_wa
         run.end()
 
 
-def test_off_a_terminal_it_prints_one_screen_with_all_events_and_ends(tmp_path: Path) -> None:
+def test_without_a_terminal_it_prints_one_screen_with_all_events_and_exits(tmp_path: Path) -> None:
     run = a_run(tmp_path / "l", restarts=2)
     journal = Journal(run.paths.journal, SystemClock())
     for step in range(50):
@@ -117,14 +117,14 @@ def test_the_screen_fits_into_the_terminal(tmp_path: Path, width: int, height: i
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
-def test_a_sparkline_goes_from_the_lowest_value_to_the_highest() -> None:
+def test_a_sparkline_spans_the_lowest_to_the_highest_value() -> None:
     assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 1, 0.0, 7.0) == [BARS]
     assert sparkline([5.0, 5.0], 1, 0.0, 5.0) == [BARS[-1] * 2]
     assert sparkline([0.0, 7.0, None, 15.0], 2, 0.0, 15.0) == [f"  {MARK}█", f"▁█{MARK}█"]
     assert sparkline([3.0], 1, 3.0, 3.0) != [BARS[0]] == sparkline([0.0], 1, 0.0, 0.0)
 
 
-def test_a_curve_has_all_points_in_its_columns_and_a_mark_before_each_start() -> None:
+def test_a_curve_shows_all_points_in_its_columns_and_a_mark_before_each_start() -> None:
     points = [Scalar("loss", step, float(step), 10.0 - step) for step in range(1, 7)]
     curve = _Curve(points, starts_s := [4.5, 2.5, 0.5, 9.0], 8)
     assert curve.columns == [9.0, 8.0, None, 7.0, 6.0, None, 5.0, 4.0]
@@ -137,7 +137,7 @@ def test_a_curve_has_all_points_in_its_columns_and_a_mark_before_each_start() ->
     assert _Curve([], [], 4).columns == []
 
 
-def test_a_large_terminal_has_charts_with_a_scale_and_uses_every_line(tmp_path: Path) -> None:
+def test_a_large_terminal_shows_charts_with_a_scale_and_uses_every_line(tmp_path: Path) -> None:
     run = a_run(tmp_path / "l", steps_total=1000)
     (tmp_path / "l" / "events.out.tfevents.1.host").write_bytes(frame(scalar(2.25)) + frame(scalar(0.5)))
     journal = Journal(run.paths.journal, SystemClock())
@@ -154,7 +154,7 @@ def test_a_large_terminal_has_charts_with_a_scale_and_uses_every_line(tmp_path: 
     assert all(line.strip() for line in large[-20:]), "the events take what is left"
 
 
-def test_steps_that_are_done_again_after_a_restart_are_no_steps_backwards(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_restart_are_not_steps_backwards(tmp_path: Path) -> None:
     clock = FakeClock()
     readings = Readings("", None, clock)
     for step in (100, 110, 120, 90, 100):

@@ -1,4 +1,4 @@
-"""Help in groups, options in the environment, and completion in a shell."""
+"""The help is grouped, options may come from the environment, and shells complete them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def all_options() -> set[str]:
     return {name_of(one) for one in launch().get_params(click.Context(launch())) if isinstance(one, click.Option)}
 
 
-def test_the_help_shows_examples_and_what_most_runs_need_and_help_all_shows_all() -> None:
+def test_the_help_shows_examples_and_common_options_and_help_all_shows_everything() -> None:
     everything = all_options()
     short, whole = procsv("launch", "--help").stdout, procsv("launch", "--help-all").stdout
     assert set(HELPED.findall(whole)) == everything
@@ -42,13 +42,13 @@ def test_the_help_shows_examples_and_what_most_runs_need_and_help_all_shows_all(
     assert [line for line in short.splitlines() if line in titles] == titles
 
 
-def test_no_option_is_in_two_groups_and_none_is_made_up() -> None:
+def test_no_option_is_in_two_groups_or_invented() -> None:
     names = [name for names in launch().groups.values() for name in names]
     assert len(names) == len(set(names))
     assert set(names) <= all_options()
 
 
-def test_an_option_can_stand_in_the_environment_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_an_option_can_be_set_in_the_environment_and_the_command_line_wins(tmp_path: Path) -> None:
     nothing = str(tmp_path / "nothing.py")
     refused = procsv("launch", nothing, PROCSV_LAUNCH_GRACE="soon")
     assert (refused.returncode, "--grace" in refused.stderr) == (2, True)
@@ -63,13 +63,13 @@ def test_the_script_asks_procsv_for_completions(shell: str) -> None:
     assert f"_PROCSV_COMPLETE={shell}_complete" in script.stdout
 
 
-def test_bash_takes_the_script() -> None:
+def test_bash_accepts_the_script() -> None:
     script = procsv("completion", "bash").stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
 
 
 def a_logdir(tmp_path: Path) -> Path:
-    """A run of which nothing is left but its files."""
+    """Make a run that has only its files left."""
     logdir = tmp_path / "runs" / "mine"
     (logdir / "procsv" / "logs").mkdir(parents=True)
     for role in ("trainer", "checkpoint"):
@@ -79,7 +79,7 @@ def a_logdir(tmp_path: Path) -> Path:
 
 
 def completed(tmp_path: Path, *words: str) -> list[str]:
-    """What bash is told that the last of `words` may become."""
+    """Return what procsv offers bash as completions of the last word."""
     asked = {"_PROCSV_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("procsv", *words))}
     found = subprocess.run(
         [sys.executable, "-m", "procsv"],
@@ -93,7 +93,7 @@ def completed(tmp_path: Path, *words: str) -> list[str]:
     return [line.partition(",")[2] for line in found.stdout.splitlines()]
 
 
-def test_commands_options_runs_roles_and_modules_complete(tmp_path: Path) -> None:
+def test_commands_options_runs_roles_and_modules_are_completed(tmp_path: Path) -> None:
     a_logdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "mine").mkdir()

@@ -1,4 +1,4 @@
-"""A sandbox that forbids pidfd_open, as an old seccomp profile of a container does: one line says so, and nothing is started."""
+"""In a sandbox that forbids pidfd_open a launch says so in one line and starts nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(main())
 """
 
 
-def test_a_launch_that_cannot_watch_processes_says_what_it_takes_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_launch_that_cannot_watch_processes_names_what_it_needs_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('begun', flush=True)\n")
     done = subprocess.run(
         [sys.executable, "-c", FORBIDDING, "launch", "--logdir", "run", "train.py"],
