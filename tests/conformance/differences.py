@@ -1,6 +1,8 @@
-"""Where procsv's classes differ from TensorFlow's on purpose.  What is not in this table is the same.
+"""The intended differences between procsv's classes and TensorFlow's. Anything not in this table is
+the same.
 
-Used by the tests of this folder: `kind.differs(name)` is true for our class, and an error for a name that is not listed.
+The tests of this folder use it: `kind.differs(name)` is true for our class, and an unknown name is
+an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A small model to train, and looks into its logdir: events, checkpoints, and waiting for either.
-
-Used by the tests of this folder.
-"""
+"""A small model to train, and readers of its logdir's events and checkpoints, for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The constructor: arguments, defaults, collections, properties, errors."""
+"""The constructor has TensorFlow's arguments, defaults, collections, properties and errors."""
 
 import inspect
 from pathlib import Path
@@ -55,14 +55,14 @@ def test_arguments_have_the_names_order_and_defaults_of_tensorflows(method: str)
     assert _arguments(getattr(procsv.Supervisor, method)) == _arguments(getattr(TENSORFLOWS, method))
 
 
-def test_what_tensorflow_does_not_have_is_keyword_only() -> None:
+def test_arguments_that_tensorflow_lacks_are_keyword_only() -> None:
     parameters = inspect.signature(procsv.Supervisor.__init__).parameters.values()
     own = [p.name for p in parameters if p.kind == inspect.Parameter.KEYWORD_ONLY]
     assert own == ["snapshot_secs", "final_checkpoint"]
 
 
 @pytest.mark.parametrize("module", [procsv, procsv.keras], ids=["procsv", "procsv.keras"])
-def test_signatures_show_each_default_by_a_name_and_none_by_its_place_in_memory(module: Any) -> None:
+def test_signatures_show_each_default_by_name_and_none_by_address(module: Any) -> None:
     public = [getattr(module, name) for name in module.__all__]
     signatures = {call.__name__: str(inspect.signature(call)) for call in public if callable(call)}
     assert {name: text for name, text in signatures.items() if " at 0x" in text} == {}
@@ -73,19 +73,19 @@ def test_aliases_are_the_methods_themselves(kind: Kind) -> None:
         assert getattr(kind.Supervisor, alias) is getattr(kind.Supervisor, method)
 
 
-def test_use_default_is_zero(kind: Kind) -> None:
+def test_use_default_equals_zero(kind: Kind) -> None:
     assert kind.Supervisor.USE_DEFAULT == 0  # type: ignore[attr-defined]
 
 
-def test_it_is_known_by_its_public_name(kind: Kind) -> None:
+def test_the_class_has_its_public_name(kind: Kind) -> None:
     assert kind.Supervisor._tf_api_names_v1 == ["train.Supervisor"]  # type: ignore[attr-defined]
 
 
-def test_our_class_is_one_of_tensorflows() -> None:
+def test_our_class_is_a_subclass_of_tensorflows() -> None:
     assert issubclass(procsv.Supervisor, TENSORFLOWS)
 
 
-def test_properties_are_there_and_cannot_be_set(kind: Kind) -> None:
+def test_properties_exist_and_are_read_only(kind: Kind) -> None:
     supervisor = kind.Supervisor()
     for name in PROPERTIES:
         getattr(supervisor, name)
@@ -95,7 +95,7 @@ def test_properties_are_there_and_cannot_be_set(kind: Kind) -> None:
         assert not hasattr(supervisor, name)
 
 
-def test_an_empty_graph_gets_neither_saver_nor_step_nor_summaries(kind: Kind) -> None:
+def test_an_empty_graph_gets_no_saver_step_or_summaries(kind: Kind) -> None:
     supervisor = kind.Supervisor()
     assert supervisor.saver is None
     assert supervisor.global_step is None
@@ -108,7 +108,7 @@ def test_an_empty_graph_gets_neither_saver_nor_step_nor_summaries(kind: Kind) ->
     assert (supervisor.save_summaries_secs, supervisor.save_model_secs) == (120, 600)
 
 
-def test_what_it_creates_is_in_the_collections(kind: Kind) -> None:
+def test_objects_it_creates_are_in_the_collections(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32)
     tf1.summary.scalar("s", 1.0)
     step = tf1.train.get_or_create_global_step()
@@ -123,7 +123,7 @@ def test_what_it_creates_is_in_the_collections(kind: Kind) -> None:
     assert supervisor.global_step is step
 
 
-def test_the_first_of_a_collection_is_the_default(kind: Kind) -> None:
+def test_the_first_of_a_collection_is_used_by_default(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32)
     names = tf.constant([], tf.string)
     ops = {key: tf.no_op() for key in (Keys.INIT_OP, Keys.LOCAL_INIT_OP)}
@@ -144,7 +144,7 @@ def test_the_first_of_a_collection_is_the_default(kind: Kind) -> None:
     assert supervisor.summary_op is summary
 
 
-def test_none_switches_off_and_false_is_not_the_default(kind: Kind) -> None:
+def test_none_switches_off_and_false_does_not(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32)
     options = dict.fromkeys(["ready_op", "init_op", "local_init_op", "summary_op", "saver", "global_step", "graph"])
     supervisor = kind.Supervisor(**options)
@@ -167,7 +167,7 @@ def test_the_default_saver_keeps_five_whole_checkpoints_and_tables_alone_get_non
     assert (saver_def.max_to_keep, saver_def.sharded) == (5, False)
 
 
-def test_what_it_found_in_the_graph_is_logged(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_it_finds_in_the_graph_is_logged(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     tf.get_logger().propagate = True
     tf.get_logger().setLevel("INFO")
     for _ in range(2):
@@ -178,7 +178,7 @@ def test_what_it_found_in_the_graph_is_logged(kind: Kind, caplog: pytest.LogCapt
     assert "Found 'global_step' is not an int type: " in caplog.text
 
 
-def test_private_names_that_libraries_use_are_there(kind: Kind) -> None:
+def test_private_names_that_libraries_use_exist(kind: Kind) -> None:
     def init(session: Any) -> None: ...
 
     options = tf1.RunOptions()
@@ -199,7 +199,7 @@ def test_the_graph_is_finalized(kind: Kind) -> None:
         tf.constant(1)
 
 
-def test_a_float_named_global_step_is_no_step(kind: Kind) -> None:
+def test_a_float_named_global_step_is_not_the_step(kind: Kind) -> None:
     tf1.get_variable("global_step", [], tf.float32, use_resource=False)
     assert kind.Supervisor().global_step is None
 
@@ -214,7 +214,7 @@ def test_a_resource_variable_named_global_step_is_the_step(kind: Kind) -> None:
     assert kind.Supervisor().global_step is (variable if kind.differs("no graph handle as global step") else None)
 
 
-def test_under_eager_execution_it_refuses(kind: Kind) -> None:
+def test_eager_execution_is_refused(kind: Kind) -> None:
     with tf.init_scope(), pytest.raises(RuntimeError) as caught:
         _construct_eagerly(kind)
     assert str(caught.value).startswith("Supervisors are incompatible with eager execution.")
@@ -226,7 +226,7 @@ def _construct_eagerly(kind: Kind) -> None:
         kind.Supervisor()
 
 
-def test_a_worker_writes_nothing_whatever_it_is_told(kind: Kind, tmp_path: Path) -> None:
+def test_a_worker_writes_nothing_whatever_its_arguments(kind: Kind, tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     supervisor = kind.Supervisor(is_chief=False, logdir=str(logdir), save_model_secs=1, save_summaries_secs=1)
     assert supervisor.save_path is None
@@ -244,23 +244,23 @@ def test_a_worker_writes_nothing_whatever_it_is_told(kind: Kind, tmp_path: Path)
         supervisor.summary_computed(None, b"")
 
 
-def test_a_worker_wants_devices_for_ref_variables(kind: Kind) -> None:
+def test_a_worker_needs_devices_for_ref_variables(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32, use_resource=False)
     with pytest.raises(ValueError, match="When using replicas, all Variables must have their device set"):
         kind.Supervisor(is_chief=False)
 
 
-def test_a_worker_does_not_look_at_resource_variables(kind: Kind) -> None:
+def test_a_worker_ignores_resource_variables(kind: Kind) -> None:
     tf1.get_variable("v", [], tf.float32, use_resource=True)
     kind.Supervisor(is_chief=False)
 
 
-def test_readiness_for_local_init_needs_a_local_init(kind: Kind) -> None:
+def test_ready_for_local_init_op_needs_a_local_init_op(kind: Kind) -> None:
     with pytest.raises(ValueError, match="If you pass a ready_for_local_init_op you must also pass a local_init_op"):
         kind.Supervisor(ready_for_local_init_op=tf.constant([], tf.string), local_init_op=None)
 
 
-def test_the_save_path_is_made_of_logdir_and_basename(kind: Kind, tmp_path: Path) -> None:
+def test_the_save_path_joins_logdir_and_basename(kind: Kind, tmp_path: Path) -> None:
     supervisor = kind.Supervisor(logdir=str(tmp_path / "logdir"), checkpoint_basename="mine")
     assert supervisor.save_path == str(tmp_path / "logdir" / "mine")
     assert supervisor.summary_writer.get_logdir() == str(tmp_path / "logdir")
@@ -269,12 +269,12 @@ def test_the_save_path_is_made_of_logdir_and_basename(kind: Kind, tmp_path: Path
     supervisor.summary_writer.close()
 
 
-def test_a_session_manager_of_the_users_is_taken_as_it_is(kind: Kind) -> None:
+def test_the_users_session_manager_is_used_unchanged(kind: Kind) -> None:
     manager = tf1.train.SessionManager()
     assert kind.Supervisor(session_manager=manager).session_manager is manager
 
 
-def test_services_without_a_logdir_are_none_and_a_warning(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_services_without_a_logdir_are_off_with_a_warning(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     tf.get_logger().propagate = True
     supervisor = kind.Supervisor()
     with tf1.Session() as session:
@@ -282,7 +282,7 @@ def test_services_without_a_logdir_are_none_and_a_warning(kind: Kind, caplog: py
     assert "Standard services need a 'logdir' passed to the SessionManager" in caplog.text
 
 
-def test_queues_are_not_for_eager_execution(kind: Kind) -> None:
+def test_queues_do_not_work_under_eager_execution(kind: Kind) -> None:
     supervisor = kind.Supervisor()
     with context.eager_mode(), pytest.raises(RuntimeError, match=r"Queues are not compatible with eager execution\."):
         supervisor.start_queue_runners(None)

@@ -1,4 +1,4 @@
-"""The coordinator of a supervisor, used by itself as programs do."""
+"""A supervisor's coordinator works by itself, as programs use it."""
 
 import sys
 import threading
@@ -29,13 +29,13 @@ def _fail(coord: Any, error: BaseException) -> None:
         coord.request_stop(caught)
 
 
-def test_it_is_tensorflows(coord: Any) -> None:
+def test_the_coordinator_is_tensorflows(coord: Any) -> None:
     assert isinstance(coord, tf1.train.Coordinator)
     assert not coord.joined
     assert coord._registered_threads == set()
 
 
-def test_a_stop_is_asked_for_waited_for_and_taken_back(coord: Any) -> None:
+def test_a_stop_can_be_requested_awaited_and_cleared(coord: Any) -> None:
     assert coord.wait_for_stop(0.01) is False
     assert coord.request_stop() is None
     assert coord.should_stop()
@@ -44,7 +44,7 @@ def test_a_stop_is_asked_for_waited_for_and_taken_back(coord: Any) -> None:
     assert not coord.should_stop()
 
 
-def test_what_is_recorded_can_be_raised_and_is_forgotten_with_the_stop(coord: Any) -> None:
+def test_a_recorded_error_can_be_raised_and_is_cleared_with_the_stop(coord: Any) -> None:
     _fail(coord, Mishap())
     with pytest.raises(Mishap):
         coord.raise_requested_exception()
@@ -70,7 +70,7 @@ def test_the_end_of_input_is_no_error(coord: Any) -> None:
     coord.join([])
 
 
-def test_threads_that_are_registered_are_joined_and_then_forgotten(coord: Any) -> None:
+def test_registered_threads_are_joined_and_then_forgotten(coord: Any) -> None:
     ended: list[int] = []
 
     def work() -> None:
@@ -87,7 +87,7 @@ def test_threads_that_are_registered_are_joined_and_then_forgotten(coord: Any) -
     assert coord._registered_threads == set()
 
 
-def test_it_waits_for_threads_that_end_without_a_stop(coord: Any) -> None:
+def test_joining_waits_for_threads_that_end_without_a_stop(coord: Any) -> None:
     thread = threading.Thread(target=lambda: None)
     thread.start()
     coord.join([thread])
@@ -95,7 +95,7 @@ def test_it_waits_for_threads_that_end_without_a_stop(coord: Any) -> None:
     assert not coord.should_stop()
 
 
-def test_a_loop_wants_a_coordinator() -> None:
+def test_a_loop_needs_a_coordinator() -> None:
     with pytest.raises(ValueError, match="'coord' argument must be a Coordinator"):
         tf1.train.LooperThread(object(), 1)
 

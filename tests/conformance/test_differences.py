@@ -1,4 +1,4 @@
-"""The table of differences says what is tested, and nothing else."""
+"""The table of differences lists exactly what the tests show."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_every_difference_has_its_test() -> None:
     assert tested | set(ELSEWHERE) == set(DIFFERENCES)
 
 
-def test_whether_people_are_told_to_switch(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_supervisor_does_not_tell_people_to_switch(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     from tensorflow.python.util import deprecation
 
     deprecation._PRINTED_WARNING.clear()

@@ -1,4 +1,4 @@
-"""What is in the logdir, and when: services, event order, checkpoints, the `checkpoint` file, restoring."""
+"""A supervisor's files: events, checkpoints and the `checkpoint` file, when they are written and restored."""
 
 import time
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_services_can_be_switched_off(kind: Kind, tmp_path: Path, options: dict[
     session.close()
 
 
-def test_events_come_in_this_order(kind: Kind, tmp_path: Path) -> None:
+def test_events_are_written_in_this_order(kind: Kind, tmp_path: Path) -> None:
     Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     rate = [] if kind.differs("no rate without steps") else ["global_step/sec"]
@@ -81,7 +81,7 @@ def test_the_graph_is_written_as_text(kind: Kind, tmp_path: Path) -> None:
     assert "_output_shapes" in graph.node[0].attr
 
 
-def test_a_checkpoint_is_there_right_at_the_start_and_a_last_one_at_the_end(kind: Kind, tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_at_the_start_and_at_the_end(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     with supervisor.managed_session() as session:
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_there_right_at_the_start_and_a_last_one_at_the_end(kind
     assert saved(tmp_path, "weight") == (3 if ours else 0)
 
 
-def test_a_checkpoint_names_its_step_and_so_does_its_event(kind: Kind, tmp_path: Path) -> None:
+def test_a_checkpoint_and_its_event_name_the_step(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_model_secs=0.2, save_summaries_secs=0)
     with supervisor.managed_session() as session:
@@ -109,7 +109,7 @@ def test_a_checkpoint_names_its_step_and_so_does_its_event(kind: Kind, tmp_path:
         assert {int(path.rpartition("-")[2]) for path in supervisor.saver.last_checkpoints} <= steps
 
 
-def test_without_a_global_step_one_checkpoint_is_written_again_and_again(kind: Kind, tmp_path: Path) -> None:
+def test_without_a_global_step_one_checkpoint_is_overwritten(kind: Kind, tmp_path: Path) -> None:
     tf1.get_variable("v", [], tf.float32, initializer=tf1.ones_initializer())
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     with supervisor.managed_session():
@@ -118,7 +118,7 @@ def test_without_a_global_step_one_checkpoint_is_written_again_and_again(kind: K
     assert not {"START", "CHECKPOINT", "global_step/sec"} & set(map(said, events(tmp_path)))
 
 
-def test_a_session_goes_on_from_the_newest_checkpoint_and_initializes_nothing(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_restores_the_newest_checkpoint_and_initializes_nothing(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     called: list[int] = []
     supervisor = kind.Supervisor(logdir=str(tmp_path), init_fn=lambda session: called.append(1))
@@ -130,7 +130,7 @@ def test_a_session_goes_on_from_the_newest_checkpoint_and_initializes_nothing(ki
     assert called == [1]
 
 
-def test_an_own_checkpoint_with_another_graph_is_an_error_that_says_so(kind: Kind, tmp_path: Path) -> None:
+def test_our_checkpoint_of_another_graph_is_an_error_that_says_so(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     with supervisor.managed_session() as session:
@@ -143,7 +143,7 @@ def test_an_own_checkpoint_with_another_graph_is_an_error_that_says_so(kind: Kin
             kind.Supervisor(logdir=str(tmp_path)).managed_session().__enter__()
 
 
-def test_a_broken_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
+def test_a_broken_newest_checkpoint_is_replaced_by_an_older_one(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     with supervisor.managed_session() as session:
@@ -161,7 +161,7 @@ def test_a_broken_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
             supervisor.managed_session().__enter__()
 
 
-def test_lowering_the_number_of_checkpoints_to_keep(kind: Kind, tmp_path: Path) -> None:
+def test_lowering_max_to_keep_deletes_the_whole_excess(kind: Kind, tmp_path: Path) -> None:
     for keep in (4, 2):
         with tf.Graph().as_default():
             model = Model()
@@ -193,7 +193,7 @@ def test_a_saver_that_keeps_all_remembers_none_and_lists_the_latest(kind: Kind, 
     assert {path.stem for path in tmp_path.glob("*.index")} == {f"model.ckpt-{step}" for step in range(3)}
 
 
-def test_the_hours_of_those_to_keep_for_good_count_from_when_the_saver_was_made(kind: Kind, tmp_path: Path) -> None:
+def test_hours_to_keep_forever_count_from_the_savers_creation(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     saver = tf1.train.Saver(max_to_keep=1, keep_checkpoint_every_n_hours=1e-9)
     supervisor = kind.Supervisor(logdir=str(tmp_path), saver=saver, save_model_secs=0.1, save_summaries_secs=0)
@@ -205,7 +205,7 @@ def test_the_hours_of_those_to_keep_for_good_count_from_when_the_saver_was_made(
     assert (tmp_path / "model.ckpt-0.index").exists()
 
 
-def test_the_next_session_has_a_file_of_its_own_unless_the_writer_stays_open(kind: Kind, tmp_path: Path) -> None:
+def test_the_next_session_has_its_own_file_unless_the_writer_stays_open(kind: Kind, tmp_path: Path) -> None:
     for name, closes, files in (("closed", True, 2), ("open", False, 1)):
         with tf.Graph().as_default():
             Model()
@@ -228,7 +228,7 @@ def _wait_for_the_next_second() -> None:
     wait_for(lambda: int(time.time()) > before)
 
 
-def test_summaries_may_be_handed_in(kind: Kind, tmp_path: Path) -> None:
+def test_the_program_may_pass_in_summaries(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=0, save_model_secs=0)
     with supervisor.managed_session() as session:
@@ -241,7 +241,7 @@ def test_summaries_may_be_handed_in(kind: Kind, tmp_path: Path) -> None:
     assert [(said(e), e.step) for e in events(tmp_path) if e.HasField("summary")] == [("mine", 1), ("mine", 7)]
 
 
-def test_a_writer_of_the_users_without_a_logdir(kind: Kind, tmp_path: Path) -> None:
+def test_the_users_writer_works_without_a_logdir(kind: Kind, tmp_path: Path) -> None:
     Model()
     writer = tf1.summary.FileWriter(str(tmp_path))
     supervisor = kind.Supervisor(summary_writer=writer)
@@ -251,7 +251,7 @@ def test_a_writer_of_the_users_without_a_logdir(kind: Kind, tmp_path: Path) -> N
     assert words == ["file_version", "graph_def", "meta_graph_def", "value", "STOP"]
 
 
-def test_a_writer_that_is_used_without_a_session(kind: Kind, tmp_path: Path) -> None:
+def test_the_writer_works_without_a_session(kind: Kind, tmp_path: Path) -> None:
     writer = kind.Supervisor(logdir=str(tmp_path)).summary_writer
     written = []
     for step in (1, 2):
@@ -264,7 +264,7 @@ def test_a_writer_that_is_used_without_a_session(kind: Kind, tmp_path: Path) -> 
     assert len(list(tmp_path.glob("events.out*"))) == (2 if kind.differs("flushes without a session") else 1)
 
 
-def test_a_global_step_of_one_element(kind: Kind, tmp_path: Path) -> None:
+def test_a_global_step_of_one_element_counts(kind: Kind, tmp_path: Path) -> None:
     step = tf1.get_variable("global_step", [1], tf.int64, initializer=tf1.zeros_initializer(), trainable=False)
     train = tf1.assign_add(step, [1])
     supervisor = kind.Supervisor(logdir=str(tmp_path), global_step=step)
@@ -277,7 +277,7 @@ def test_a_global_step_of_one_element(kind: Kind, tmp_path: Path) -> None:
             supervisor.managed_session().__enter__()
 
 
-def test_a_plain_program(kind: Kind, tmp_path: Path, plain: None) -> None:
+def test_a_plain_tensorflow_2_program_has_its_files(kind: Kind, tmp_path: Path, plain: None) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=0.05)
 
@@ -298,7 +298,7 @@ def test_a_plain_program(kind: Kind, tmp_path: Path, plain: None) -> None:
             train()
 
 
-def test_a_restored_checkpoint_and_the_start_of_a_session(kind: Kind, tmp_path: Path) -> None:
+def test_a_restored_checkpoint_is_not_written_again_at_the_start_of_a_session(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=0).managed_session() as session:
         wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))

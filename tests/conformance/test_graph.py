@@ -1,4 +1,4 @@
-"""The graph that a program has after its supervisor was made: the one that TensorFlow's class would have left."""
+"""A supervisor leaves the program's graph as TensorFlow's class would."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def _trained(supervisor_class: Any, logdir: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.fault
-def test_it_has_the_ops_of_tensorflows_and_so_has_all_that_is_written_of_it(kind: Kind, tmp_path: Path) -> None:
+def test_the_graph_has_tensorflows_ops_and_so_do_its_files(kind: Kind, tmp_path: Path) -> None:
     wanted, _ = _trained(TENSORFLOWS, tmp_path / "wanted")
     graph, supervisor = _trained(kind.Supervisor, tmp_path / "logdir")
     graph_def = graph.as_graph_def(add_shapes=True)

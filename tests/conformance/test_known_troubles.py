@@ -1,4 +1,4 @@
-"""What TensorFlow's class does wrong where it can be seen in the files: torn checkpoints, graphs written again, shards."""
+"""TensorFlow's known faults in the files (torn checkpoints, repeated graphs, lost shards) are absent from ours."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ class SlowReading:
         return kept
 
 
-def test_whether_checkpoints_mix_the_states_of_several_steps(kind: Kind, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_state_of_one_step(kind: Kind, tmp_path: Path) -> None:
     step = tf1.train.get_or_create_global_step()
     zeros = tf1.zeros_initializer()
     weights = [tf1.get_variable(f"w{i}", [10], initializer=zeros, use_resource=False) for i in range(2)]
@@ -88,7 +88,7 @@ def test_whether_checkpoints_mix_the_states_of_several_steps(kind: Kind, tmp_pat
         assert not named <= marked
 
 
-def test_how_often_a_graph_is_written(kind: Kind, tmp_path: Path) -> None:
+def test_a_graph_is_written_once(kind: Kind, tmp_path: Path) -> None:
     Model()
     saver = tf1.train.Saver()
     exports: list[int] = []
@@ -129,7 +129,7 @@ def parameter_server(elsewhere: Path) -> Iterator[Any]:
 
 
 @pytest.mark.long
-def test_shards_of_a_parameter_server_that_shares_no_files(
+def test_a_parameter_server_that_shares_no_files_has_its_shards_saved(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"

@@ -1,4 +1,4 @@
-"""The masters that a session may be opened on, and workers that wait for their chief."""
+"""A session opens on any master, and a worker waits for its chief."""
 
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
 
 
-def test_local_is_a_master(kind: Kind, tmp_path: Path) -> None:
+def test_local_is_a_valid_master(kind: Kind, tmp_path: Path) -> None:
     step = tf1.train.get_or_create_global_step()
     train = tf1.assign_add(step, 1)
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=0)
@@ -28,7 +28,7 @@ def test_local_is_a_master(kind: Kind, tmp_path: Path) -> None:
             supervisor.managed_session("local").__enter__()
 
 
-def test_a_worker_gives_up_after_the_time_it_was_given(kind: Kind) -> None:
+def test_a_worker_gives_up_after_its_time_limit(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
     tf1.get_variable("waited_for", [], tf.float32)
     worker = kind.Supervisor(is_chief=False, recovery_wait_secs=30)
@@ -36,7 +36,7 @@ def test_a_worker_gives_up_after_the_time_it_was_given(kind: Kind) -> None:
         worker.prepare_or_wait_for_session(server.target, max_wait_secs=1)
 
 
-def test_a_worker_whose_chief_comes_a_moment_later(kind: Kind) -> None:
+def test_a_worker_finds_a_chief_that_starts_a_moment_later(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
     tf1.get_variable("waited_for_a_moment", [], tf.float32)
     has_looked, ready = look_op()
@@ -103,7 +103,7 @@ def _work(kind: Kind, target: str, build: Any) -> int:
             return int(session.run(train))
 
 
-def test_a_worker_waits_until_the_model_is_ready_for_what_it_initializes_itself(kind: Kind) -> None:
+def test_a_worker_waits_until_the_chief_has_initialized_what_it_does_not(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
 
     def supervised(is_chief: bool) -> tuple[Any, Any, Any]:

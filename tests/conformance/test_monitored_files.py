@@ -1,4 +1,6 @@
-"""Monitored sessions with a directory: checkpoints, listeners, event files, and what an end of any kind leaves."""
+"""A monitored session with a directory writes checkpoints and event files, and calls listeners, as
+TensorFlow's does.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +54,7 @@ def all_events(logdir: Path) -> list[Any]:
     return events(logdir)
 
 
-def test_every_so_many_steps_there_is_a_checkpoint_and_one_at_either_end(kind: Kind, tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_every_so_many_steps_and_at_both_ends(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=5) as session:
         train(session, model, 13)
@@ -71,7 +73,7 @@ def test_every_so_many_steps_there_is_a_checkpoint_and_one_at_either_end(kind: K
     assert not [node.name for node in graph.node if "procsv" in node.name]
 
 
-def test_a_program_finds_the_first_files_in_its_session_and_those_of_a_step_after_its_run(
+def test_a_program_finds_the_first_files_in_its_session_and_a_steps_files_after_its_run(
     kind: Kind, tmp_path: Path
 ) -> None:
     model = Model()
@@ -83,7 +85,7 @@ def test_a_program_finds_the_first_files_in_its_session_and_those_of_a_step_afte
             train(session, model, 1)
 
 
-def test_a_session_goes_on_from_the_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_restores_the_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:
         assert steps_of(tmp_path) == [0]
@@ -104,7 +106,7 @@ def test_a_session_goes_on_from_the_newest_checkpoint(kind: Kind, tmp_path: Path
     assert steps_of(tmp_path) == [0, 3]
 
 
-def test_a_session_that_goes_on_from_the_last_step_there_is(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_that_restores_its_last_step_trains_no_more(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     for last_step, steps in ((3, [0, 3]), (3, [0, 3] if kind.differs("an end is an end") else [0, 3, 4])):
         hooks = [tf1.train.StopAtStepHook(last_step=last_step)]
@@ -114,7 +116,7 @@ def test_a_session_that_goes_on_from_the_last_step_there_is(kind: Kind, tmp_path
         assert steps_of(tmp_path) == steps
 
 
-def test_a_broken_newest_checkpoint_and_an_older_one(kind: Kind, tmp_path: Path) -> None:
+def test_a_broken_newest_checkpoint_is_replaced_by_an_older_one(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=2) as session:
         train(session, model, 4)
@@ -129,7 +131,7 @@ def test_a_broken_newest_checkpoint_and_an_older_one(kind: Kind, tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [Mishap, KeyboardInterrupt])
-def test_an_error_in_the_block(kind: Kind, tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_error_in_the_block_ends_the_session(kind: Kind, tmp_path: Path, error: type[BaseException]) -> None:
     model = Model()
     with pytest.raises(error), kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:  # noqa: PT012
         train(session, model, 3)
@@ -137,7 +139,7 @@ def test_an_error_in_the_block(kind: Kind, tmp_path: Path, error: type[BaseExcep
     assert steps_of(tmp_path) == ([0, 3] if kind.differs("last checkpoint") else [0])
 
 
-def test_without_final_checkpoint_an_error_saves_nothing_and_a_clean_end_what_the_hook_does(
+def test_without_a_final_checkpoint_an_error_saves_nothing_and_a_clean_end_saves_what_the_hook_does(
     kind: Kind, tmp_path: Path
 ) -> None:
     model, options = Model(), {"final_checkpoint": False} if kind.differs("last checkpoint") else {}
@@ -151,7 +153,7 @@ def test_without_final_checkpoint_an_error_saves_nothing_and_a_clean_end_what_th
     assert steps_of(tmp_path) == [0, 2]
 
 
-def test_a_model_that_has_diverged(kind: Kind, tmp_path: Path) -> None:
+def test_a_diverged_model_is_not_saved(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     loss = tf.where(tf.greater_equal(model.step, 3), float("nan"), 1.0)  # it may be read before or after its update
     hooks = [tf1.train.NanTensorHook(loss)]
@@ -228,7 +230,7 @@ class Afterwards(tf1.train.SessionRunHook):  # type: ignore[name-defined]  # ten
         run_context.session.run(self.double)
 
 
-def test_what_a_hook_does_after_a_step_belongs_to_the_step(kind: Kind, tmp_path: Path) -> None:
+def test_what_a_hook_does_after_a_step_belongs_to_that_step(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(
         checkpoint_dir=str(tmp_path), save_checkpoint_steps=2, hooks=[Afterwards(model)]
@@ -239,7 +241,7 @@ def test_what_a_hook_does_after_a_step_belongs_to_the_step(kind: Kind, tmp_path:
     )
 
 
-def test_a_lost_connection_costs_what_came_after_the_newest_checkpoint_at_most(kind: Kind, tmp_path: Path) -> None:
+def test_a_lost_connection_costs_at_most_the_steps_since_the_newest_checkpoint(kind: Kind, tmp_path: Path) -> None:
     class Lose(tf1.train.SessionRunHook):  # type: ignore[name-defined]
         runs = 0
 
@@ -258,7 +260,7 @@ def test_a_lost_connection_costs_what_came_after_the_newest_checkpoint_at_most(k
     assert steps_of(tmp_path) == [0, 3, 4]
 
 
-def test_a_second_hook_saves_elsewhere_as_tensorflows(kind: Kind, tmp_path: Path) -> None:
+def test_a_second_hook_saves_elsewhere_like_tensorflows(kind: Kind, tmp_path: Path) -> None:
     model, elsewhere = Model(), tmp_path / "elsewhere"
     hook = kind.train.CheckpointSaverHook(
         str(elsewhere), save_steps=2, checkpoint_basename="copy", save_graph_def=False
@@ -272,7 +274,7 @@ def test_a_second_hook_saves_elsewhere_as_tensorflows(kind: Kind, tmp_path: Path
     assert not (elsewhere / "graph.pbtxt").exists()
 
 
-def test_without_save_graph_def_there_is_neither_meta_nor_text(kind: Kind, tmp_path: Path) -> None:
+def test_without_save_graph_def_there_is_no_meta_and_no_text_graph(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_graph_def=False) as session:
         train(session, model, 1)
@@ -281,7 +283,7 @@ def test_without_save_graph_def_there_is_neither_meta_nor_text(kind: Kind, tmp_p
     assert steps_of(tmp_path) == [0, 1]
 
 
-def test_events_and_their_order(kind: Kind, tmp_path: Path) -> None:
+def test_events_come_in_order(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     options = {"save_summaries_steps": 4, "log_step_count_steps": 5, "save_checkpoint_steps": 100}
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:
@@ -302,7 +304,7 @@ def test_events_and_their_order(kind: Kind, tmp_path: Path) -> None:
     assert starts in ([[1, 12, 13]] if kind.differs("marks at the start") else [[13], [1, 13]])
 
 
-def test_a_hook_of_the_programs_own_writes_to_the_sessions_file(kind: Kind, tmp_path: Path) -> None:
+def test_the_programs_own_hook_writes_to_the_sessions_file(kind: Kind, tmp_path: Path) -> None:
     class Own(tf1.train.SessionRunHook):  # type: ignore[name-defined]
         def begin(self) -> None:
             self.writer = tf1.summary.FileWriterCache.get(str(tmp_path))
@@ -318,7 +320,7 @@ def test_a_hook_of_the_programs_own_writes_to_the_sessions_file(kind: Kind, tmp_
     assert len(list(tmp_path.glob("events.out*"))) == 1
 
 
-def test_a_summary_that_needs_a_feed(kind: Kind, tmp_path: Path) -> None:
+def test_a_summary_that_needs_a_feed_does_not_end_the_training(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     fed = tf1.placeholder(tf.float32, [])
     with tf1.control_dependencies([model.train]):
@@ -335,7 +337,7 @@ def test_a_summary_that_needs_a_feed(kind: Kind, tmp_path: Path) -> None:
     assert values == [3.0]
 
 
-def test_a_summary_that_a_hook_feeds(kind: Kind, tmp_path: Path) -> None:
+def test_a_summary_that_a_hook_feeds_is_written(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     fed = tf1.placeholder(tf.float32, [])
     with tf1.control_dependencies([model.train]):

@@ -1,4 +1,4 @@
-"""Monitored sessions without files: order of calls, every way in and out, recovery, step functions."""
+"""Monitored sessions without files call hooks, end and recover as TensorFlow's do."""
 
 import inspect
 import threading
@@ -68,7 +68,7 @@ def step() -> Any:
     return tf1.train.get_or_create_global_step()
 
 
-def test_signatures_are_tensorflows_with_arguments_of_ours_keyword_only_behind(kind: Kind) -> None:
+def test_signatures_are_tensorflows_followed_by_our_keyword_only_arguments(kind: Kind) -> None:
     for name in ("MonitoredTrainingSession", "MonitoredSession", "SingularMonitoredSession"):
         parameters = inspect.signature(getattr(kind.train, name)).parameters.values()
         ours = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -91,7 +91,7 @@ def test_signatures_are_tensorflows_with_arguments_of_ours_keyword_only_behind(k
         "WorkerSessionCreator",
     ],
 )
-def test_ours_are_tensorflows_to_isinstance(name: str) -> None:
+def test_ours_are_instances_of_tensorflows_classes(name: str) -> None:
     assert issubclass(getattr(procsv, name), getattr(tf1.train, name))
 
 
@@ -106,7 +106,7 @@ def test_hooks_are_called_in_this_order(kind: Kind, one: Any) -> None:
     assert not tf1.get_default_graph().finalized
 
 
-def test_after_a_close_it_is_closed(kind: Kind, one: Any) -> None:
+def test_a_closed_session_stays_closed(kind: Kind, one: Any) -> None:
     session = kind.train.MonitoredSession()
     assert not session.should_stop()
     session.close()
@@ -117,7 +117,7 @@ def test_after_a_close_it_is_closed(kind: Kind, one: Any) -> None:
         session.close()
 
 
-def test_it_is_no_session_to_others(kind: Kind, step: Any, tmp_path: Any) -> None:
+def test_no_other_code_takes_it_for_a_session(kind: Kind, step: Any, tmp_path: Any) -> None:
     with kind.train.MonitoredSession() as session:
         saver = tf1.get_collection(tf1.GraphKeys.SAVERS)[0]
         with pytest.raises(TypeError):
@@ -126,7 +126,7 @@ def test_it_is_no_session_to_others(kind: Kind, step: Any, tmp_path: Any) -> Non
             assert tf1.train.start_queue_runners(session, coord=None, start=False) == []
 
 
-def test_a_hook_that_asks_for_a_stop_gets_it_and_a_run_afterwards_is_an_error(kind: Kind, one: Any) -> None:
+def test_a_hook_that_requests_a_stop_gets_it_and_a_later_run_is_an_error(kind: Kind, one: Any) -> None:
     class Stop(tf1.train.SessionRunHook):  # type: ignore[name-defined]
         def after_run(self, run_context: Any, run_values: Any) -> None:
             run_context.request_stop()
@@ -151,14 +151,16 @@ def test_the_end_of_input_in_a_run_is_a_clean_end(
 
 
 @pytest.mark.parametrize("error", [tf.errors.OutOfRangeError(None, None, "mine"), StopIteration("mine")])
-def test_an_end_that_no_run_has_raised_is_told(kind: Kind, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_that_no_run_has_raised_is_reported(
+    kind: Kind, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     tf.get_logger().propagate = True
     with kind.train.MonitoredSession():
         fail(error)
     assert ("mine" in caplog.text and __file__ in caplog.text) is kind.differs("ends that nobody asked for")
 
 
-def test_errors_of_other_types_go_through_and_hooks_do_not_see_an_end(kind: Kind, one: Any) -> None:
+def test_errors_of_other_types_pass_through_and_hooks_see_no_end(kind: Kind, one: Any) -> None:
     class Derived(tf.errors.OutOfRangeError):
         pass
 
@@ -170,7 +172,7 @@ def test_errors_of_other_types_go_through_and_hooks_do_not_see_an_end(kind: Kind
         assert "a.end" not in said
 
 
-def test_an_error_of_a_thread_is_raised_at_the_end(kind: Kind, one: Any) -> None:
+def test_a_threads_error_is_raised_at_the_end(kind: Kind, one: Any) -> None:
     with pytest.raises(Mishap), kind.train.MonitoredSession() as session:  # noqa: PT012
         try:
             fail(Mishap())
@@ -180,7 +182,7 @@ def test_an_error_of_a_thread_is_raised_at_the_end(kind: Kind, one: Any) -> None
         assert session.should_stop()
 
 
-def test_an_error_of_a_thread_is_raised_by_a_singular_session(kind: Kind) -> None:
+def test_a_threads_error_is_raised_by_a_singular_session(kind: Kind) -> None:
     session = kind.train.SingularMonitoredSession()
     try:
         fail(Mishap())
@@ -192,7 +194,7 @@ def test_an_error_of_a_thread_is_raised_by_a_singular_session(kind: Kind) -> Non
         session.close()
 
 
-def test_an_interrupt_when_a_thread_has_failed_besides(kind: Kind) -> None:
+def test_an_interrupt_wins_over_a_failed_thread(kind: Kind) -> None:
     expected = KeyboardInterrupt if kind.differs("interrupts stay") else Mishap
     with pytest.raises(expected), kind.train.MonitoredSession() as session:  # noqa: PT012
         try:
@@ -202,13 +204,13 @@ def test_an_interrupt_when_a_thread_has_failed_besides(kind: Kind) -> None:
         fail(KeyboardInterrupt())
 
 
-def test_the_end_of_input_while_a_session_is_made_is_raised_as_it_is(kind: Kind) -> None:
+def test_the_end_of_input_while_a_session_is_created_is_raised_unchanged(kind: Kind) -> None:
     scaffold = kind.train.Scaffold(init_fn=lambda *_: fail(tf.errors.OutOfRangeError(None, None, "truncated")))
     with pytest.raises(tf.errors.OutOfRangeError, match="truncated"):
         kind.train.MonitoredTrainingSession(scaffold=scaffold)
 
 
-def test_what_a_failing_hook_leaves_unfinished(kind: Kind, one: Any) -> None:
+def test_what_a_failing_hook_leaves_unfinished_is_closed(kind: Kind, one: Any) -> None:
     queue = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]])
     tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(one)]))
     seen: list[Any] = []
@@ -233,7 +235,7 @@ def test_what_a_failing_hook_leaves_unfinished(kind: Kind, one: Any) -> None:
         coord.join(threads)
 
 
-def test_an_ambiguous_collection_is_named(kind: Kind) -> None:
+def test_an_ambiguous_collection_is_named_in_the_error(kind: Kind) -> None:
     for _ in range(2):
         tf1.add_to_collection(tf1.GraphKeys.LOCAL_INIT_OP, tf.no_op())
     with pytest.raises(RuntimeError) as caught:
@@ -244,7 +246,7 @@ def test_an_ambiguous_collection_is_named(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("error", [tf.errors.AbortedError, tf.errors.UnavailableError])
-def test_a_lost_connection_makes_the_session_anew_and_repeats_the_run(
+def test_a_lost_connection_recreates_the_session_and_repeats_the_run(
     kind: Kind, one: Any, step: Any, error: Any
 ) -> None:
     said: list[str] = []
@@ -266,7 +268,7 @@ def test_a_singular_session_does_not_recover(kind: Kind, one: Any) -> None:
         session.run(one)
 
 
-def test_attempts_in_a_row(kind: Kind, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_recovers_several_times_in_a_row(kind: Kind, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("procsv.training.sessions.session_layers._wait", pauses.append)
     failures = [tf.errors.UnavailableError(None, None, "gone")] * 12
@@ -281,7 +283,7 @@ def test_attempts_in_a_row(kind: Kind, one: Any, monkeypatch: pytest.MonkeyPatch
     assert pauses == (expected if kind.differs("pauses between recoveries") else [])
 
 
-def test_a_step_function_that_is_called_again_after_a_recovery(kind: Kind, one: Any) -> None:
+def test_a_step_function_may_be_called_again_after_a_recovery(kind: Kind, one: Any) -> None:
     failures = [tf.errors.AbortedError(None, None, "gone")]
 
     def look(step_context: Any) -> Any:
@@ -297,7 +299,7 @@ def test_a_step_function_that_is_called_again_after_a_recovery(kind: Kind, one: 
                 session.run_step_fn(look)
 
 
-def test_step_functions(kind: Kind, one: Any) -> None:
+def test_a_step_function_runs_with_or_without_hooks_and_may_request_a_stop(kind: Kind, one: Any) -> None:
     said: list[str] = []
 
     def both(step_context: Any) -> Any:
@@ -317,7 +319,7 @@ def test_step_functions(kind: Kind, one: Any) -> None:
     assert said == [f"a.{call}" for call in ("begin", "after_create_session", "before_run", "after_run", "end")]
 
 
-def test_both_ways_of_counting_are_an_error_and_no_global_step_too(kind: Kind, tmp_path: Any) -> None:
+def test_both_step_limits_at_once_are_an_error_and_so_is_no_global_step(kind: Kind, tmp_path: Any) -> None:
     with pytest.raises(RuntimeError, match="Global step should be created"):
         kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
     tf1.train.get_or_create_global_step()
@@ -329,7 +331,7 @@ def test_both_ways_of_counting_are_an_error_and_no_global_step_too(kind: Kind, t
             kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **both)
 
 
-def test_a_worker_whose_chief_comes_a_moment_later(kind: Kind) -> None:
+def test_a_worker_finds_a_chief_that_starts_a_moment_later(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
     tf1.get_variable("waited_for_by_a_monitored_session", [], tf.float32)
     has_looked, ready = look_op()

@@ -1,4 +1,4 @@
-"""How a session begins: what is initialized, with what, and what is said when it cannot be."""
+"""A session is initialized as requested, and a failed initialization says why."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_end_of_input_while_preparing(kind: Kind) -> None:
+def test_the_end_of_input_while_preparing_is_raised(kind: Kind) -> None:
     tf1.train.get_or_create_global_step()
     supervisor = kind.Supervisor(init_fn=lambda session: fail(tf.errors.OutOfRangeError(None, None, "truncated")))
     differs = kind.differs("end of input while preparing")
@@ -34,7 +34,7 @@ def test_an_error_while_preparing_is_raised(kind: Kind) -> None:
         supervisor.managed_session().__enter__()
 
 
-def test_without_any_initialization_it_says_so(kind: Kind) -> None:
+def test_a_session_without_any_initialization_says_so(kind: Kind) -> None:
     tf1.train.get_or_create_global_step()
     supervisor = kind.Supervisor(init_op=None, local_init_op=None)
     with pytest.raises(RuntimeError) as caught:
@@ -42,7 +42,7 @@ def test_without_any_initialization_it_says_so(kind: Kind) -> None:
     assert str(caught.value) == "Model is not initialized and no init_op or init_fn or local_init_op was given"
 
 
-def test_an_initialization_that_leaves_something_out_is_named(kind: Kind) -> None:
+def test_an_incomplete_initialization_names_what_is_missing(kind: Kind) -> None:
     tf1.get_variable("forgotten", [], tf.float32)
     supervisor = kind.Supervisor(init_op=tf.no_op())
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_a_model_that_is_not_ready_for_its_local_initialization_is_an_error(kind
         supervisor.prepare_or_wait_for_session()
 
 
-def test_the_local_initialization_has_the_options_that_are_given_and_is_logged(
+def test_the_local_initialization_has_the_given_options_and_is_logged(
     kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.get_logger().propagate = True
@@ -100,7 +100,7 @@ def test_feeds_and_init_fn_reach_the_initialization(kind: Kind) -> None:
         assert seen == [3.0]
 
 
-def test_the_session_is_opened_with_the_config_that_is_given(kind: Kind) -> None:
+def test_the_session_is_opened_with_the_given_config(kind: Kind) -> None:
     with tf.device("/cpu:1"):
         value = tf.constant(1.0)
     supervisor = kind.Supervisor()

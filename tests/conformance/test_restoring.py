@@ -1,4 +1,4 @@
-"""What a session begins with, given what lies in the logdir, whoever has left it there."""
+"""A session restores from whatever is in the logdir, whichever program has left it there."""
 
 import shutil
 import threading
@@ -37,18 +37,18 @@ def begun(kind: Kind, logdir: Path, **options: Any) -> int:
             return int(session.run(model.step))
 
 
-def test_it_begins_with_the_checkpoint_that_is_listed_last(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_restores_the_checkpoint_that_is_listed_last(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 3)
     assert begun(kind, tmp_path) == 3
 
 
-def test_a_list_that_cannot_be_read(kind: Kind, tmp_path: Path) -> None:
+def test_an_unreadable_list_is_replaced_by_the_files_in_the_logdir(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 2)
     (tmp_path / "checkpoint").write_text("{ not a list")
     assert begun(kind, tmp_path) == (2 if kind.differs("unreadable list") else 0)
 
 
-def test_a_listed_checkpoint_that_is_not_there(kind: Kind, tmp_path: Path) -> None:
+def test_a_listed_checkpoint_that_is_missing_is_skipped(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 2)
     for path in tmp_path.glob("model.ckpt-2.*"):
         path.unlink()
@@ -59,7 +59,7 @@ def test_a_listed_checkpoint_that_is_not_there(kind: Kind, tmp_path: Path) -> No
             begun(kind, tmp_path)
 
 
-def test_a_logdir_that_was_moved(kind: Kind, tmp_path: Path) -> None:
+def test_a_moved_logdir_restores(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path / "before", 2)
     shutil.move(tmp_path / "before", tmp_path / "after")
     if kind.differs("moved logdirs"):
@@ -69,7 +69,7 @@ def test_a_logdir_that_was_moved(kind: Kind, tmp_path: Path) -> None:
             begun(kind, tmp_path / "after")
 
 
-def test_with_no_good_checkpoint_at_all_nothing_begins_anew(kind: Kind, tmp_path: Path) -> None:
+def test_without_a_good_checkpoint_nothing_starts_over(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 2)
     for path in tmp_path.glob("model.ckpt-*.index"):
         path.write_bytes(b"")
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_shape_is_an_error_that_says_so(kind: Kind, tmp_
         kind.Supervisor(logdir=str(tmp_path)).managed_session().__enter__()
 
 
-def test_what_the_saver_does_not_restore_is_named(kind: Kind, tmp_path: Path) -> None:
+def test_what_the_saver_does_not_restore_is_named_in_the_error(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 1)
     model = Model()
     tf1.get_variable("not_saved", [], tf.float32)
@@ -95,7 +95,7 @@ def test_what_the_saver_does_not_restore_is_named(kind: Kind, tmp_path: Path) ->
         kind.Supervisor(logdir=str(tmp_path), saver=saver).managed_session().__enter__()
 
 
-def test_a_session_manager_of_the_users_restores_too(kind: Kind, tmp_path: Path) -> None:
+def test_the_users_session_manager_restores_too(kind: Kind, tmp_path: Path) -> None:
     leave(tmp_path, 2)
     with tf.Graph().as_default() as graph:
         model = Model()
@@ -106,7 +106,7 @@ def test_a_session_manager_of_the_users_restores_too(kind: Kind, tmp_path: Path)
             assert session.run(model.step) == 2
 
 
-def test_a_session_is_recovered_from_a_checkpoint_or_said_not_to_be_and_never_initialized(
+def test_recovering_a_session_succeeds_from_a_checkpoint_or_fails_and_never_initializes(
     kind: Kind, tmp_path: Path
 ) -> None:
     model = Model()
@@ -129,7 +129,7 @@ def test_a_session_is_recovered_from_a_checkpoint_or_said_not_to_be_and_never_in
         recovered(checkpoint_dir=str(tmp_path), checkpoint_filename_with_path=str(tmp_path / "model.ckpt-1"))
 
 
-def test_a_relative_logdir_has_relative_paths(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_logdir_keeps_relative_paths(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = Model()
     supervisor = kind.Supervisor(logdir="logdir", save_summaries_secs=0)
@@ -142,7 +142,7 @@ def test_a_relative_logdir_has_relative_paths(kind: Kind, tmp_path: Path, monkey
     assert begun(kind, Path("logdir")) == 0
 
 
-def test_a_checkpoint_can_be_waited_for(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_can_wait_for_a_checkpoint(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), recovery_wait_secs=0.1, **QUIET)
     writer = threading.Timer(0.5, leave, args=(tmp_path, 2))
@@ -154,7 +154,7 @@ def test_a_checkpoint_can_be_waited_for(kind: Kind, tmp_path: Path) -> None:
     writer.join()
 
 
-def test_a_checkpoint_that_does_not_come_is_not_waited_for_any_longer(kind: Kind, tmp_path: Path) -> None:
+def test_waiting_for_a_checkpoint_ends_at_the_time_limit(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), recovery_wait_secs=0.1, **QUIET)
     session = supervisor.prepare_or_wait_for_session(wait_for_checkpoint=True, max_wait_secs=0.3)

@@ -1,4 +1,4 @@
-"""Savers of every kind: what each leaves in the logdir, restored by TensorFlow alone."""
+"""TensorFlow alone restores what savers of every kind leave in the logdir."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ OWN_OP = "procsv: checkpoints are written by the Saver's own op on the training 
 
 
 def _model() -> dict[str, Any]:
-    """A step and variables of several kinds, all of which a step changes; by the names to save them by."""
+    """Return the step and variables of several kinds by their saved names. A step changes all of them."""
     step = tf1.train.get_or_create_global_step()
     with tf.device("/cpu:1"):
         far = tf1.get_variable("far", [7], initializer=tf1.zeros_initializer(), use_resource=False)
@@ -90,13 +90,13 @@ CASES = {
 
 
 def _left(logdir: Path) -> set[str]:
-    """The checkpoints that are there; those of the first format have no index."""
+    """Return the checkpoints in the logdir. The first format has no index."""
     return {path.name.removesuffix(".meta") for path in logdir.glob("*.meta")}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_tensorflow_restores_what_is_left(
+def test_tensorflow_restores_the_saved_files(
     kind: Kind, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.get_logger().propagate = True
@@ -147,7 +147,7 @@ def test_tensorflow_restores_what_is_left(
                 assert session.run(tf1.get_default_graph().get_tensor_by_name("IteratorGetNext:0")) == last
 
 
-def test_a_saver_that_was_never_built_is_an_error_that_says_so(kind: Kind, tmp_path: Path) -> None:
+def test_an_unbuilt_saver_is_an_error_that_says_so(kind: Kind, tmp_path: Path) -> None:
     _model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), saver=tf1.train.Saver(defer_build=True), save_summaries_secs=0)
     config = tf1.ConfigProto(device_count={"CPU": 2})

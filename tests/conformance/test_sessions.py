@@ -1,4 +1,4 @@
-"""Sessions: how they begin, and every way out of managed_session."""
+"""A managed session starts and ends in every way as TensorFlow's does."""
 
 import contextlib
 import threading
@@ -61,34 +61,34 @@ def test_the_end_of_input_is_a_normal_end(supervisor: Any) -> None:
     assert supervisor.should_stop()
 
 
-def test_an_error_in_the_block_is_raised_from_it(supervisor: Any) -> None:
+def test_an_error_in_the_block_is_raised(supervisor: Any) -> None:
     with pytest.raises(Mishap, match="here"), supervisor.managed_session():
         fail(Mishap("here"))
     assert supervisor.coord.joined
 
 
-def test_an_error_of_a_thread_is_raised_from_the_block(supervisor: Any) -> None:
+def test_a_threads_error_is_raised_from_the_block(supervisor: Any) -> None:
     with pytest.raises(Mishap), supervisor.managed_session():  # noqa: PT012
         with thread_that(supervisor, lambda: fail(Mishap())):
             pass
         assert supervisor.should_stop()
 
 
-def test_of_two_errors_the_first_wins(supervisor: Any) -> None:
+def test_the_first_of_two_errors_wins(supervisor: Any) -> None:
     with pytest.raises(Mishap, match="first"), supervisor.managed_session():  # noqa: PT012
         with thread_that(supervisor, lambda: fail(Mishap("first"))):
             pass
         fail(Mishap("second"))
 
 
-def test_an_error_after_a_clean_stop(kind: Kind, supervisor: Any) -> None:
+def test_an_error_after_a_clean_stop_is_raised(kind: Kind, supervisor: Any) -> None:
     expected = pytest.raises(Mishap) if kind.differs("errors after a clean stop") else contextlib.nullcontext()
     with expected, supervisor.managed_session():
         supervisor.request_stop()
         fail(Mishap())
 
 
-def test_a_later_error_of_a_thread_after_the_end_of_input(kind: Kind, supervisor: Any) -> None:
+def test_a_threads_error_after_the_end_of_input_is_raised(kind: Kind, supervisor: Any) -> None:
     expected = pytest.raises(Mishap) if kind.differs("errors after a clean stop") else contextlib.nullcontext()
     with expected, supervisor.managed_session():
         with thread_that(supervisor, lambda: fail(tf.errors.OutOfRangeError(None, None, "end"))):
@@ -105,14 +105,14 @@ def test_a_later_error_of_a_thread_after_the_end_of_input(kind: Kind, supervisor
         RuntimeError("Attempted to use a closed Session."),
     ],
 )
-def test_what_a_stop_itself_brings_about_is_no_error(supervisor: Any, error: Exception) -> None:
+def test_errors_that_a_stop_causes_are_ignored(supervisor: Any, error: Exception) -> None:
     with supervisor.managed_session():
         supervisor.request_stop()
         fail(error)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupt_goes_through(supervisor: Any, error: type[BaseException]) -> None:
+def test_an_interrupt_passes_through(supervisor: Any, error: type[BaseException]) -> None:
     with pytest.raises(error), supervisor.managed_session() as session:
         fail(error())
     assert supervisor.coord.joined
@@ -120,7 +120,7 @@ def test_an_interrupt_goes_through(supervisor: Any, error: type[BaseException]) 
         session.run(supervisor.global_step)
 
 
-def test_an_interrupt_when_a_thread_has_failed_besides(kind: Kind, supervisor: Any) -> None:
+def test_an_interrupt_wins_over_a_failed_thread(kind: Kind, supervisor: Any) -> None:
     expected = KeyboardInterrupt if kind.differs("interrupts stay") else Mishap
     with pytest.raises(expected), supervisor.managed_session():  # noqa: PT012
         with thread_that(supervisor, lambda: fail(Mishap())):
@@ -135,7 +135,7 @@ def test_stop_on_exception_keeps_an_interrupt_for_the_end(supervisor: Any) -> No
         assert supervisor.should_stop()
 
 
-def test_an_error_that_is_given_outside_its_handler(kind: Kind, supervisor: Any) -> None:
+def test_an_error_given_outside_of_its_handler_is_the_one_raised(kind: Kind, supervisor: Any) -> None:
     supervisor.prepare_or_wait_for_session().close()
     if kind.differs("errors outside a handler"):
         supervisor.request_stop(Mishap("given"))
@@ -160,7 +160,7 @@ def test_an_error_after_the_threads_were_joined_is_raised_at_once(supervisor: An
             supervisor.request_stop(error)
 
 
-def test_a_loop_may_be_left_by_break_or_return(supervisor: Any) -> None:
+def test_a_loop_may_leave_by_break_or_return(supervisor: Any) -> None:
     def first_step() -> Any:
         with supervisor.managed_session() as session:
             return session.run(supervisor.global_step)
@@ -172,7 +172,7 @@ def test_a_loop_may_be_left_by_break_or_return(supervisor: Any) -> None:
     assert supervisor.coord.joined
 
 
-def test_a_second_session_after_an_error_knows_nothing_of_it(supervisor: Any) -> None:
+def test_a_second_session_knows_nothing_of_an_earlier_error(supervisor: Any) -> None:
     with pytest.raises(Mishap), supervisor.managed_session():
         fail(Mishap())
     with supervisor.managed_session() as session:
@@ -181,14 +181,14 @@ def test_a_second_session_after_an_error_knows_nothing_of_it(supervisor: Any) ->
         session.run(supervisor.global_step)
 
 
-def test_a_second_session_begins_where_nobody_has_stopped(supervisor: Any) -> None:
+def test_a_second_session_starts_although_the_first_was_never_stopped(supervisor: Any) -> None:
     for _ in range(2):
         with supervisor.managed_session() as session:
             assert not supervisor.should_stop()
             session.run(supervisor.global_step)
 
 
-def test_a_thread_that_really_is_stuck_is_named(kind: Kind) -> None:
+def test_a_thread_that_is_truly_stuck_is_named(kind: Kind) -> None:
     supervisor = kind.Supervisor(stop_grace_secs=1)
     over = threading.Event()
     thread = threading.Thread(target=over.wait, name="stuck-one", daemon=True)
@@ -201,7 +201,7 @@ def test_a_thread_that_really_is_stuck_is_named(kind: Kind) -> None:
     thread.join()
 
 
-def test_stop_may_ignore_a_stuck_thread_and_joins_those_it_is_given(kind: Kind) -> None:
+def test_stop_may_ignore_a_stuck_thread_and_joins_the_threads_it_is_given(kind: Kind) -> None:
     supervisor = kind.Supervisor(stop_grace_secs=0.2)
     over = threading.Event()
     thread = threading.Thread(target=over.wait, name="stuck-one", daemon=True)
@@ -215,7 +215,7 @@ def test_stop_may_ignore_a_stuck_thread_and_joins_those_it_is_given(kind: Kind) 
     session.close()
 
 
-def test_a_thread_that_is_blocked_in_the_session(kind: Kind) -> None:
+def test_a_thread_blocked_in_the_session_is_freed(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(1, [tf.float32])
     get = queue.dequeue()
     differs = kind.differs("blocked threads")
@@ -237,7 +237,7 @@ def test_a_thread_that_is_blocked_in_the_session(kind: Kind) -> None:
     assert not thread.is_alive()
 
 
-def test_a_stopped_session_may_stop_again(kind: Kind, tmp_path: Path) -> None:
+def test_a_stopped_session_may_be_stopped_again(kind: Kind, tmp_path: Path) -> None:
     supervisor = kind.Supervisor(logdir=str(tmp_path / "logdir"))
     supervisor.prepare_or_wait_for_session().close()
     supervisor.stop()

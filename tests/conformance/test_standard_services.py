@@ -1,4 +1,4 @@
-"""The standard services: their threads, what they say, and what becomes of them when a session is prepared again."""
+"""The standard services report and write as TensorFlow's do, also when a session is prepared again."""
 
 import re
 from pathlib import Path
@@ -14,10 +14,12 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
 
 
-def test_what_they_say_and_write_first(kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_services_log_and_write_the_start_first(
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tf.get_logger().propagate = True
     tf.get_logger().setLevel("INFO")
-    tf_logging._log_counter_per_token.clear()  # the rate is said ten times in the life of a process, then never again
+    tf_logging._log_counter_per_token.clear()  # the rate is logged ten times in a process, then never again
     Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     wanted = {
@@ -35,7 +37,7 @@ def test_what_they_say_and_write_first(kind: Kind, tmp_path: Path, caplog: pytes
     assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\..+", file.name)
 
 
-def test_the_first_rate_of_a_start_is_that_of_steps(kind: Kind, tmp_path: Path) -> None:
+def test_the_first_rate_of_a_start_counts_only_its_own_steps(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=1)
 
@@ -54,7 +56,7 @@ def test_the_first_rate_of_a_start_is_that_of_steps(kind: Kind, tmp_path: Path) 
     assert rates()[0] > 0.0 or not kind.differs("no rate without steps")
 
 
-def test_a_session_that_is_prepared_again_without_a_stop(kind: Kind, tmp_path: Path) -> None:
+def test_a_session_prepared_again_without_a_stop_has_one_set_of_services(kind: Kind, tmp_path: Path) -> None:
     Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path), save_summaries_secs=60)
     sessions = [supervisor.prepare_or_wait_for_session(start_standard_services=False) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Summaries that the summary service computes, and what becomes of the training when they cannot be."""
+"""The summary service computes summaries without disturbing the training."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
 
 
-def test_a_summary_that_needs_a_feed(kind: Kind, tmp_path: Path) -> None:
+def test_a_summary_that_needs_a_feed_does_not_end_the_training(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     fed = tf1.placeholder(tf.float32, [])
     tf1.summary.scalar("fed", fed)
@@ -39,7 +39,7 @@ def test_a_summary_that_needs_a_feed(kind: Kind, tmp_path: Path) -> None:
             train_fed()
 
 
-def test_no_batch_is_spent_on_summaries(kind: Kind, tmp_path: Path) -> None:
+def test_summaries_consume_no_batch(kind: Kind, tmp_path: Path) -> None:
     model = Model()
     batch = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(10_000)).get_next()
     tf1.summary.scalar("batch", batch)
@@ -65,7 +65,7 @@ def test_no_batch_is_spent_on_summaries(kind: Kind, tmp_path: Path) -> None:
         assert seen != list(range(len(seen)))
 
 
-def test_a_summary_that_fails_ends_the_training_and_costs_no_step(kind: Kind, tmp_path: Path) -> None:
+def test_a_failing_summary_ends_the_training_and_costs_no_step(kind: Kind, tmp_path: Path) -> None:
     step = tf1.train.get_or_create_global_step()
     batch = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(10**9)).get_next()
     tf1.summary.histogram("h", tf.where(batch < 100, tf.cast(batch, tf.float32), float("nan")))

@@ -1,4 +1,4 @@
-"""Threads of a session: queue runners, and what `loop` starts."""
+"""A session's queue runners and loops start and stop with it."""
 
 import threading
 from typing import Any
@@ -26,7 +26,7 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_queue_runners_run_and_end_with_the_session(kind: Kind) -> None:
+def test_queue_runners_start_and_end_with_the_session(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
     tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)]))
     get = queue.dequeue()
@@ -37,7 +37,7 @@ def test_queue_runners_run_and_end_with_the_session(kind: Kind) -> None:
     assert supervisor.coord.joined
 
 
-def test_without_standard_services_no_queue_runners_either(kind: Kind) -> None:
+def test_without_standard_services_there_are_no_queue_runners_either(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
     tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)]))
     size = queue.size()
@@ -49,7 +49,7 @@ def test_without_standard_services_no_queue_runners_either(kind: Kind) -> None:
         assert all(thread.is_alive() for thread in threads)
 
 
-def test_the_end_of_a_queue_is_a_normal_end(kind: Kind) -> None:
+def test_a_closed_queue_is_a_normal_end(kind: Kind) -> None:
     limited = tf1.train.limit_epochs(tf.constant([1.0]), num_epochs=3)
     queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[1]])
     tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(limited)]))
@@ -61,7 +61,7 @@ def test_the_end_of_a_queue_is_a_normal_end(kind: Kind) -> None:
     assert seen == [1.0] * 3
 
 
-def test_queue_runners_that_are_given_are_started_instead(kind: Kind) -> None:
+def test_given_queue_runners_are_started_instead(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
     runner = tf1.train.QueueRunner(queue, [queue.enqueue(1.0)] * 2)
     get = queue.dequeue()
@@ -74,7 +74,7 @@ def test_queue_runners_that_are_given_are_started_instead(kind: Kind) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_an_error_in_a_queue_runner_is_raised_from_the_block(kind: Kind) -> None:
+def test_a_queue_runners_error_is_raised_from_the_block(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(4, [tf.float32], shapes=[[]])
     with tf.control_dependencies([tf1.assert_less(tf.identity(queue.size()), 0, message="bad input")]):
         tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [queue.enqueue(1.0)]))
@@ -90,7 +90,7 @@ def test_the_end_of_input_in_a_loop_is_a_normal_end(supervisor: Any) -> None:
     assert supervisor.should_stop()
 
 
-def test_loop_calls_until_the_stop(supervisor: Any) -> None:
+def test_loop_repeats_its_call_until_the_stop(supervisor: Any) -> None:
     calls, enough = [], threading.Event()
 
     def call(first: int, second: int) -> None:
@@ -107,7 +107,7 @@ def test_loop_calls_until_the_stop(supervisor: Any) -> None:
     assert set(calls) == {(1, 2)}
 
 
-def test_loop_without_interval_calls_back_to_back(supervisor: Any) -> None:
+def test_loop_without_an_interval_calls_back_to_back(supervisor: Any) -> None:
     enough = threading.Event()
     calls: list[int] = []
 
@@ -122,7 +122,7 @@ def test_loop_without_interval_calls_back_to_back(supervisor: Any) -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0.01, None])
-def test_a_loop_that_was_stopped_is_told_so_and_one_that_failed_is_not(
+def test_stop_loop_is_called_on_a_stopped_loop_and_not_on_a_failed_one(
     supervisor: Any, interval_s: float | None
 ) -> None:
     told: list[str] = []
@@ -152,12 +152,12 @@ def test_a_loop_that_was_stopped_is_told_so_and_one_that_failed_is_not(
     assert told == ["stopped"]
 
 
-def test_loop_wants_a_target_for_its_arguments(supervisor: Any) -> None:
+def test_loop_needs_a_target_for_its_arguments(supervisor: Any) -> None:
     with pytest.raises(ValueError, match="'args' and 'kwargs' argument require that you also pass 'target'"):
         supervisor.loop(1, None, args=(1,))
 
 
-def test_an_error_in_a_loop_is_raised_from_the_block(supervisor: Any) -> None:
+def test_a_loops_error_is_raised_from_the_block(supervisor: Any) -> None:
     with pytest.raises(Mishap), supervisor.managed_session():  # noqa: PT012
         supervisor.loop(0.01, lambda: fail(Mishap()))
         assert supervisor.wait_for_stop() is None

@@ -1,4 +1,4 @@
-"""Every way out of a managed session, in processes that end by themselves, in every mode of TensorFlow."""
+"""A process ends by itself after every way out of a managed session, in every TensorFlow mode."""
 
 import contextlib
 import json
@@ -161,7 +161,7 @@ def programs(tmp_path: Path) -> Iterator[dict[str, Program]]:
 
 
 @pytest.mark.long
-def test_each_ends_by_itself_with_what_was_raised_and_an_interrupt_ends_the_process(
+def test_each_process_ends_by_itself_with_its_error_and_an_interrupt_ends_it(
     tmp_path: Path, programs: dict[str, Program]
 ) -> None:
     for mode, program in programs.items():
