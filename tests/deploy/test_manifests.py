@@ -1,8 +1,9 @@
-"""The Kubernetes manifests are what the API takes, as far as that can be known without a cluster, and fit what procsv does.
+"""The Kubernetes manifests are valid and match what procsv does.
 
-No cluster has seen them.  Jobs and policies are held to the published schemas of the releases, and the JobSet around them to the fields
-and words of its reference; then to rules that no schema has, by which the API server, the JobSet's webhook or Pod Security would
-refuse them.
+No cluster has run them. Jobs and policies are checked against the published schemas of several
+releases, and the JobSet against the fields and words of its reference. Further checks cover rules
+outside of any schema that make the API server, the JobSet's webhook or Pod Security refuse a
+manifest.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def check_context(of_pod: Manifest, of_container: Manifest) -> Iterator[str]:
 
 @pytest.mark.parametrize("version", [OLDEST, *NEWEST])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_is_what_the_api_takes(name: str, version: str) -> None:
+def test_a_manifest_is_accepted_by_the_api_schemas(name: str, version: str) -> None:
     for manifest in (load_manifest(name, NAMES[name]), load_manifest(name, "NetworkPolicy")):
         assert not check_schema(manifest, version)
     assert not check_rules(load_manifest(name, NAMES[name]))
@@ -221,7 +222,7 @@ PLANTED: list[tuple[str, Callable[[Manifest], object], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "found"), [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
-def test_an_error_in_a_manifest_is_found(plant: Callable[[Manifest], object], found: str) -> None:
+def test_the_schema_check_finds_an_error_in_a_manifest(plant: Callable[[Manifest], object], found: str) -> None:
     manifest = copy.deepcopy(load_manifest("jobset.yaml", "JobSet"))
     plant(manifest)
     assert any(found in text for text in (*check_schema(manifest), *check_rules(manifest)))
@@ -236,7 +237,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_pod_is_replaced_where_that_helps_and_never_while_the_old_one_lives(job: Manifest) -> None:
+def test_a_pod_is_replaced_when_that_helps_and_never_while_the_old_one_lives(job: Manifest) -> None:
     assert job["spec"]["podReplacementPolicy"] == "Failed"
     disrupted, resumable, permanent = job["spec"]["podFailurePolicy"]["rules"]
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
@@ -261,7 +262,7 @@ def test_a_pod_has_time_to_save_memory_for_snapshots_and_a_logdir_that_outlives_
 
 
 @pytest.mark.parametrize(("name", "kind"), NAMES.items())
-def test_what_has_ended_goes_and_what_hangs_is_left_to_procsv(name: str, kind: str) -> None:
+def test_finished_pods_are_removed_and_hangs_are_left_to_procsv(name: str, kind: str) -> None:
     manifest = load_manifest(name, kind)
     assert manifest["spec"]["ttlSecondsAfterFinished"] > 0
     assert not any(word.endswith("Probe") for job in jobs_of(manifest).values() for word in container_of(job))
@@ -269,7 +270,7 @@ def test_what_has_ended_goes_and_what_hangs_is_left_to_procsv(name: str, kind: s
     assert all(word in said for word in ("No probes: ", "no PodDisruptionBudget: ", '{"spec": {"suspend": true}}'))
 
 
-def test_the_jobset_has_a_pod_for_each_task_that_its_command_line_asks_for() -> None:
+def test_the_jobset_has_a_pod_for_each_task_on_its_command_line() -> None:
     jobs = jobs_of(load_manifest("jobset.yaml", "JobSet"))
     argv = container_of(jobs["chief"])["command"] + container_of(jobs["chief"])["args"]
     asked = {"chief": 1, "worker": int(option(argv, "--workers")), "ps": int(option(argv, "--ps"))}
@@ -280,7 +281,7 @@ def test_the_jobset_has_a_pod_for_each_task_that_its_command_line_asks_for() -> 
         assert pod_of(job) == pod_of(jobs["chief"]), "one command line for all"
 
 
-def test_the_pods_are_told_what_procsv_reads_of_them() -> None:
+def test_the_pods_get_the_variables_that_procsv_reads() -> None:
     for job in jobs_of(load_manifest("jobset.yaml", "JobSet")).values():
         variables = {variable["name"]: variable for variable in container_of(job)["env"]}
         read = set(re.findall(r"^    (PROCSV_\w+) ", indexed_job.__doc__ or "", re.MULTILINE))
@@ -295,7 +296,7 @@ def test_the_pods_are_told_what_procsv_reads_of_them() -> None:
             assert path == f"metadata.labels['{LABEL}/{label}']"
 
 
-def test_the_keys_of_the_jobset_follow_from_a_secret_that_all_pods_have() -> None:
+def test_the_jobsets_keys_derive_from_a_secret_that_all_pods_have() -> None:
     for job in jobs_of(load_manifest("jobset.yaml", "JobSet")).values():
         file = Path(option(container_of(job)["command"], "--secret-file"))
         (mount,) = (m for m in container_of(job)["volumeMounts"] if m["mountPath"] == str(file.parent))
@@ -305,7 +306,7 @@ def test_the_keys_of_the_jobset_follow_from_a_secret_that_all_pods_have() -> Non
         assert "subPath" not in mount, "else its mode is that of a file of the user's"
 
 
-def test_only_the_pods_of_the_jobset_reach_its_ports() -> None:
+def test_only_the_jobsets_pods_reach_its_ports() -> None:
     jobset, policy = load_manifest("jobset.yaml", "JobSet"), load_manifest("jobset.yaml", "NetworkPolicy")["spec"]
     pods = {"matchLabels": {f"{LABEL}/jobset-name": jobset["metadata"]["name"]}}
     (ingress,) = policy["ingress"]
@@ -320,7 +321,7 @@ def test_only_the_pods_of_the_jobset_reach_its_ports() -> None:
         assert {port["containerPort"] for port in container_of(job)["ports"]} == used
 
 
-def test_nobody_reaches_the_pod_of_the_job() -> None:
+def test_nothing_reaches_the_jobs_pod() -> None:
     job, policy = load_manifest("job.yaml", "Job"), load_manifest("job.yaml", "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"] == job["spec"]["template"]["metadata"]["labels"]
     assert policy["policyTypes"] == ["Ingress"]

@@ -1,4 +1,4 @@
-"""The command of the Job's manifest, by a stand-in for the kubelet, over a program that trains NumPy arrays.  No cluster has run it."""
+"""The command of the Job's manifest works under a stand-in for the kubelet. No cluster has run it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def durable_step(pod: Pod) -> int:
     return int(pod.run.events("checkpoint_durable")[-1]["step"])
 
 
-def test_a_pod_that_is_deleted_saves_within_its_grace_and_the_next_one_resumes_and_completes(tmp_path: Path) -> None:
+def test_a_deleted_pod_saves_within_its_grace_period_and_the_next_one_resumes_and_completes(tmp_path: Path) -> None:
     write_program(tmp_path, 10**6)
     first = Pod(JOB, tmp_path)
     first.run.wait_event("recovered")
@@ -55,7 +55,7 @@ def test_a_pod_that_is_deleted_saves_within_its_grace_and_the_next_one_resumes_a
     assert (recovered["source"], recovered["step"]) == ("checkpoint", stopped["step"])
 
 
-def test_the_pod_after_a_lost_one_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_lost_pods_successor_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
     write_program(tmp_path, 10**6)
     first = Pod(JOB, tmp_path)
     first.run.wait_event("checkpoint_durable", count=2)
@@ -79,7 +79,7 @@ def test_a_command_that_cannot_work_ends_the_job(tmp_path: Path) -> None:
     assert (code, pod.fate(code)) == (exit_codes.USAGE, "job failed"), pod.run.said()
 
 
-def test_nothing_of_a_pod_outlives_it_but_what_is_on_its_claim(tmp_path: Path) -> None:
+def test_nothing_outlives_a_pod_except_on_its_claim(tmp_path: Path) -> None:
     write_program(tmp_path, 10**6)
     pod = Pod(JOB, tmp_path)
     pod.run.wait_event("checkpoint_durable")
@@ -89,7 +89,7 @@ def test_nothing_of_a_pod_outlives_it_but_what_is_on_its_claim(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a root of a container")
-def test_a_pod_trains_as_an_ordinary_user_with_nothing_to_write_to_but_its_volumes(tmp_path: Path) -> None:
+def test_a_pod_trains_as_an_ordinary_user_that_can_write_only_to_its_volumes(tmp_path: Path) -> None:
     context, container = pod_of(JOB)["securityContext"], container_of(JOB)
     user, image, claim = context["runAsUser"], tmp_path / "image", tmp_path / "claim"
     assert user == context["runAsGroup"] == context["fsGroup"]

@@ -1,8 +1,9 @@
-"""The commands of the JobSet's manifest, by a stand-in for the kubelet, over a program that trains NumPy arrays.  No cluster has run it.
+"""The commands of the JobSet's manifest work under a stand-in for the kubelet. No cluster has run
+them.
 
-Each pod has a network, processes and memory of its own; the claim and the Secret are directories that all see, as are the names by
-which a JobSet has its pods find each other.  All are on one kernel, so that locks on the claim show which pod is dead; what becomes of one
-on another node is in tests/run/test_machines_replaced.py.
+Each pod has its own network, processes and memory. The claim, the Secret and the JobSet's host
+names are shared. All pods run on one kernel, so locks on the claim show which pod is dead;
+tests/run/test_machines_replaced.py covers a pod on another node.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TRAIN = "from tests.support.numpy_training import train_chief\n\ntrain_chief({sa
 
 
 class Pods:
-    """Those of one JobSet, by their tasks."""
+    """The pods of one JobSet by task."""
 
     def __init__(self, volumes: Path, machines: list[OwnMachine]) -> None:
         self._volumes, self._free, self._names = volumes, list(machines), volumes / "hosts"
@@ -64,7 +65,7 @@ class Pods:
         }
 
     def start(self, task: TaskId) -> Pod:
-        """On a node that no other pod has had; its name is that of the pod before."""
+        """Start a pod on a fresh node. It gets the name of the previous pod."""
         machine = self._free.pop()
         self._addresses[self.name_of(task)] = machine.address
         lines = [f"{address} {name}" for name, address in self._addresses.items()]
@@ -98,7 +99,7 @@ def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
 
 
 @pytest.mark.parametrize("pods", [5], indirect=True)
-def test_pods_find_each_other_by_their_names_and_one_that_is_lost_is_replaced_alone_and_all_complete(
+def test_pods_find_each_other_by_name_a_lost_one_is_replaced_alone_and_all_complete(
     pods: Pods,
 ) -> None:
     chief = pods.start_all()
@@ -127,7 +128,7 @@ def test_pods_find_each_other_by_their_names_and_one_that_is_lost_is_replaced_al
 
 
 @pytest.mark.parametrize("pods", [8], indirect=True)
-def test_pods_that_are_all_told_to_go_save_within_their_grace_and_those_after_them_go_on(pods: Pods) -> None:
+def test_pods_that_are_all_asked_to_end_save_within_their_grace_period_and_their_successors_resume(pods: Pods) -> None:
     chief = pods.start_all()
     chief.run.wait_event("recovered", role="chief")
     first = dict(pods.of)
@@ -149,7 +150,7 @@ def test_pods_that_are_all_told_to_go_save_within_their_grace_and_those_after_th
 
 
 @pytest.mark.parametrize("pods", [6], indirect=True)
-def test_what_a_chief_had_in_memory_that_is_lost_with_its_node_is_fetched_from_another_pod_by_its_name(
+def test_when_a_chiefs_node_is_lost_its_memory_is_fetched_from_another_pod_by_name(
     pods: Pods,
 ) -> None:
     pods.configure("10s", 86_400.0)

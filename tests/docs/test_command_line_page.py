@@ -1,4 +1,4 @@
-"""docs/command-line.md describes every command and every option of `procsv`, with its default."""
+"""docs/command-line.md describes every command and option of `procsv`, with its default."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows_of(command: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_page_describes_exactly_the_options_that_a_command_has(command: str) -> None:
+def test_the_page_describes_exactly_the_options_of_each_command(command: str) -> None:
     has = {name for option in options_of(command) for name in (*option.opts, *option.secondary_opts)}
     assert set(rows_of(command)) == has
 

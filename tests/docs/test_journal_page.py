@@ -1,4 +1,4 @@
-"""docs/journal-and-files.md has every event of the journal, and every field of run.json and of a crash report."""
+"""docs/journal-and-files.md describes every journal event and every field of run.json and of a crash report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def described_events() -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
-def test_the_page_has_exactly_the_events_that_there_are() -> None:
+def test_the_page_has_exactly_the_existing_events() -> None:
     assert described_events() == KINDS.keys()
 
 

@@ -1,4 +1,4 @@
-"""Every relative link in a Markdown page leads somewhere, and no page speaks of one that is not in the tree."""
+"""Every relative link in a Markdown page leads to a file in the tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
         if "://" in target or target.startswith("mailto:"):
             continue
@@ -41,7 +41,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_source_file_that_a_page_names_is_there(page: Path) -> None:
+def test_every_source_file_named_in_a_page_exists(page: Path) -> None:
     for name in re.findall(
         r"`((?:procsv|ipc|services|tests|scripts|docs)/[\w./-]+\.(?:py|md|toml))`", page.read_text()
     ):

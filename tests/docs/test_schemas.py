@@ -1,4 +1,4 @@
-"""docs/schema/ has every field of a status, and the journal page every field of an event."""
+"""docs/schema/ describes every field of a status, and the journal page every field of an event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.test_journal_page import PAGE, fields_of
 PRIVATE = {"version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"}
 
 
-def test_every_field_of_run_json_that_status_shows_is_published() -> None:
+def test_every_field_of_run_json_that_status_shows_is_in_the_schema() -> None:
     assert fields_of(RunFile) - PRIVATE - fields_of(StatusObject) == set()
 
 

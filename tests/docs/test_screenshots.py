@@ -1,4 +1,4 @@
-"""The script that takes the pictures of the documentation, as far as it needs no browser."""
+"""The script that takes the documentation's pictures works up to the point where it needs a browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITTEN = (
 )
 
 
-def test_the_terminal_is_drawn_as_it_was_after_the_first_restart_without_erased_lines() -> None:
+def test_the_terminal_is_drawn_as_after_the_first_restart_without_erased_lines() -> None:
     drawn = screenshots.draw_terminal(WRITTEN).replace("&#160;", " ")
     for shown in (
         "procsv launch",
@@ -28,7 +28,7 @@ def test_the_terminal_is_drawn_as_it_was_after_the_first_restart_without_erased_
         assert erased not in drawn.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
 
 
-def test_without_chromium_it_says_what_is_missing(
+def test_without_chromium_the_script_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -36,7 +36,7 @@ def test_without_chromium_it_says_what_is_missing(
     assert "Chromium" in capsys.readouterr().err
 
 
-def test_each_picture_is_shown_by_a_page_and_all_are_small() -> None:
+def test_each_picture_is_used_on_a_page_and_all_are_small() -> None:
     pictures = list(screenshots.IMAGES.iterdir())
     root = screenshots.ROOT
     shown = "".join(page.read_text() for page in (root / "README.md", *(root / "docs").glob("*.md")))

@@ -1,4 +1,4 @@
-"""The site of the documentation, as far as it needs no MkDocs: `scripts/docs --site` builds it."""
+"""`scripts/docs --site` prepares the site's pages so that MkDocs can build them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_api_reference_has_every_public_name() -> None:
     assert public <= {name for names in site.API.values() for name in names}
 
 
-def test_pages_are_laid_out_with_a_page_for_each_file_that_they_link_to(tmp_path: Path) -> None:
+def test_pages_are_laid_out_with_a_page_for_each_linked_file(tmp_path: Path) -> None:
     site.gather(tmp_path)
     examples = (tmp_path / "docs" / "examples.md").read_text()
     assert "(../procsv/examples/digits.py.md)" in examples
@@ -52,13 +52,13 @@ def test_pages_are_laid_out_with_a_page_for_each_file_that_they_link_to(tmp_path
     assert "auto|S|0" in (tmp_path / "docs" / "command-line.md").read_text()
 
 
-def test_blocks_in_lists_are_indented_by_four_and_end_with_an_empty_line_which_mkdocs_needs() -> None:
+def test_blocks_in_lists_are_indented_by_four_and_followed_by_an_empty_line_as_mkdocs_needs() -> None:
     block = re.compile(r"^ {1,3}(?:```|[*-] |\d+\. ).*|(?<=\n\n) {1,3}\S.*|(?<=\n\n)(?: {4}.+\n)+[*-] .*", re.MULTILINE)
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in site.TOP)]
     assert [(page.name, found) for page in pages for found in block.findall(page.read_text())] == []
 
 
-def test_links_that_lead_nowhere_and_files_of_other_hosts_are_found(tmp_path: Path) -> None:
+def test_dead_links_and_files_from_other_hosts_are_found(tmp_path: Path) -> None:
     (tmp_path / "there.html").write_text('<p id="here">')
     (tmp_path / "index.html").write_text(
         '<a href="there.html#here"><a href="there.html#gone"><a href="gone.html"><a href="https://example.org/">'

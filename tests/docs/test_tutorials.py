@@ -1,4 +1,4 @@
-"""The tutorials run as they stand: their programs, and their commands in the order in which a reader gives them."""
+"""The tutorials' programs and commands run as written, in the reader's order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_killed_once(runs: Path, names: Sequence[str]) -> None:
         assert read_status(find_run(str(runs / name)))["restarts"] == 1, name
 
 
-def test_the_tutorial_of_sessions_runs_as_it_stands_and_each_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_the_sessions_tutorial_runs_as_written_and_each_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     weights = weights_in(follow("tutorial.md", tmp_path))
     assert len(weights) >= 4
     assert len(set(weights)) == 1
@@ -76,7 +76,7 @@ def test_the_tutorial_of_sessions_runs_as_it_stands_and_each_run_ends_with_the_s
     assert [saved_step(tmp_path / "runs" / name) for name in ("plain", "killed", "stopped", "dropped")] == [1000] * 4
 
 
-def test_the_tutorial_of_tensorflow_2_and_keras_runs_as_it_stands_and_kills_change_no_weight(tmp_path: Path) -> None:
+def test_the_tensorflow_2_and_keras_tutorial_runs_as_written_and_kills_change_no_weight(tmp_path: Path) -> None:
     of_loops, of_loops_killed, of_fits, of_fits_killed, *_ = weights_in(follow("tutorial-tf2.md", tmp_path))
     assert of_loops == of_loops_killed
     assert of_fits == of_fits_killed

@@ -1,7 +1,4 @@
-"""`procsv drill` over real programs: one that survives everything, and one that only seems to.
-
-What TensorFlow has no part in is drilled with NumPy arrays.
-"""
+"""`procsv drill` passes a program that survives its faults and fails one that only seems to."""
 
 import json
 from pathlib import Path
@@ -54,7 +51,7 @@ QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and stand
 
 
 @pytest.mark.long
-def test_twenty_mixed_faults_leave_a_training_bit_identical(tmp_path: Path) -> None:
+def test_a_training_ends_bit_identical_after_twenty_mixed_faults(tmp_path: Path) -> None:
     plan, config = tmp_path / "plan.toml", tmp_path / "quick.toml"
     plan.write_text(MIXED)
     config.write_text(QUICK)
@@ -77,7 +74,7 @@ def test_twenty_mixed_faults_leave_a_training_bit_identical(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_row_55_faults_of_a_drill_that_come_close_together_end_no_training(tmp_path: Path) -> None:
+def test_row_55_a_drills_closely_spaced_faults_end_no_training(tmp_path: Path) -> None:
     config = tmp_path / "quick.toml"
     config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
     options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--json")
@@ -123,7 +120,7 @@ with training(arrays=arrays) as model:
 
 
 @pytest.mark.long
-def test_a_program_that_keeps_state_elsewhere_is_found_out(tmp_path: Path) -> None:
+def test_a_program_that_keeps_state_elsewhere_fails(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, FORGETFUL, "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "total (by " in said
@@ -149,7 +146,7 @@ with sv.managed_session() as sess:
 
 
 @pytest.mark.long
-def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_same(tmp_path: Path) -> None:
+def test_a_program_that_deletes_its_directory_fails_though_it_ends_the_same(tmp_path: Path) -> None:
     fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
     said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
     assert "bit-identical" in said
@@ -177,21 +174,21 @@ with training(arrays=arrays) as model:
 
 
 @pytest.mark.long
-def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
+def test_a_program_that_restarts_its_step_count_is_reported_as_ending_later(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, COUNTS, "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "at step 60 without" in said
     assert "not deterministic" in said
 
 
-def test_a_drill_does_not_touch_an_earlier_one(tmp_path: Path) -> None:
+def test_a_drill_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
     (tmp_path / "drilled").mkdir()
     done = procsv("drill", "--logdir", str(tmp_path), "procsv.examples.digits")
     assert done.returncode == 2
     assert str(tmp_path / "drilled") in done.stderr
 
 
-def test_a_program_that_cannot_be_started_is_said_by_what_launch_says_of_it_now(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_is_reported_with_launchs_own_message(tmp_path: Path) -> None:
     procsv("drill", "--logdir", str(tmp_path), "the_first")
     done = procsv("drill", "--logdir", str(tmp_path), "the_second")
     assert done.returncode == 2
@@ -220,7 +217,7 @@ with tf1.train.MonitoredTrainingSession(checkpoint_dir=place, summary_dir=f"{pla
 
 
 @pytest.mark.long
-def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touching_it(tmp_path: Path) -> None:
+def test_a_program_with_a_hard_coded_directory_is_drilled_without_touching_it(tmp_path: Path) -> None:
     program, config, mine = tmp_path / "train.py", tmp_path / "quick.toml", tmp_path / "mine"
     program.write_text(NAMES_ITS_OWN.replace("MINE", str(mine)))
     config.write_text(QUICK)
@@ -239,7 +236,7 @@ def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touchin
             assert list((tmp_path / "drill" / arm / events).glob("events.out.tfevents.*"))
 
 
-def test_a_word_that_is_no_fault_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+def test_an_unknown_fault_is_reported_before_anything_is_trained(tmp_path: Path) -> None:
     done = procsv(
         "drill", "--fault", "klil trainer at step 3", "--logdir", str(tmp_path / "drill"), "procsv.examples.digits"
     )
@@ -270,14 +267,14 @@ model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=8, verbose=0, callbac
 
 
 @pytest.mark.long
-def test_the_first_variable_of_a_fit_that_differs_is_named_and_whose_it_is(tmp_path: Path) -> None:
+def test_the_first_variable_of_a_fit_that_differs_is_named_with_its_owner(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, RESTLESS, "--snapshot-secs", "0.05", "--fault", "kill trainer at step 30")
     assert "final variables differ: sequential/first/kernel (model, by " in said
     assert "not deterministic" in said
 
 
 @pytest.mark.long
-def test_several_tasks_are_drilled_and_each_fault_is_told_with_what_it_cost(tmp_path: Path) -> None:
+def test_several_tasks_are_drilled_and_each_fault_is_reported_with_its_cost(tmp_path: Path) -> None:
     faults = ("--fault", "kill worker.0 at step 150", "--fault", "kill ps.0 at step 500")
     tasks = ("--workers", "1", "--ps", "1", "--rtol", "1e9")  # no two trainings are alike
     options = (*tasks, "--snapshot-secs", "0.2", "--logdir", str(tmp_path / "drill"), "--json")

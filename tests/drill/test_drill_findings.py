@@ -1,4 +1,4 @@
-"""What a drill concludes: it holds only if the program survived, with the same variables and whole summaries."""
+"""A drill passes only if the program survived with the same variables and whole summaries."""
 
 import io
 from pathlib import Path
@@ -70,19 +70,19 @@ def _findings(**changes: Any) -> Findings:
     return found
 
 
-def test_a_drill_that_ends_the_same_has_held() -> None:
+def test_a_drill_that_ends_the_same_passes() -> None:
     found = _findings()
     assert found.passed
     assert found.variables == "identical"
 
 
-def test_each_fault_is_told_with_what_it_cost() -> None:
+def test_each_fault_is_reported_with_its_cost() -> None:
     killed, service = _findings().blows
     assert (killed.ended_trainer, killed.lost_steps, killed.down_s, killed.source) == (True, 4, 6.0, "memory")
     assert (service.ended_trainer, service.lost_steps, service.down_s) == (False, 0, 0.0)
 
 
-def test_a_trainer_dies_of_the_fault_that_was_for_it_though_another_came_before_it_was_gone() -> None:
+def test_a_trainer_dies_of_the_fault_aimed_at_it_though_another_came_before_it_was_gone() -> None:
     entries = [
         _at(0, "run_started", "watchdog"),
         _at(0, "spawned", "trainer", pid=1),
@@ -104,12 +104,12 @@ def test_a_trainer_dies_of_the_fault_that_was_for_it_though_another_came_before_
     assert (killed.ended_trainer, killed.down_s) == (False, 0.0)
 
 
-def test_a_fault_that_never_came_is_named() -> None:
+def test_a_fault_that_never_happened_is_named() -> None:
     _, missed = find_blows(_account(), (parse_fault("kill summary at step 9999"),))
     assert missed == ["kill summary at step 9999"]
 
 
-def test_different_variables_do_not_hold_and_say_which_and_by_how_much() -> None:
+def test_different_variables_fail_and_are_named_with_the_size_of_the_difference() -> None:
     found = _findings(comparison=OTHER)
     assert not found.passed
     assert "w (by 1e-07, relative 1e-06)" in found.problems[0]
@@ -138,7 +138,7 @@ def _begun_anew(*more: Line) -> Trial:
     return Trial("drill/drilled", (75, 0), account, "")
 
 
-def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_are_the_same() -> None:
+def test_a_start_from_nothing_after_progress_fails_though_the_variables_are_the_same() -> None:
     found = _findings(drilled=_begun_anew())
     assert found.variables == "identical"
     (problem,) = found.problems
@@ -146,12 +146,12 @@ def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_
     assert "drill/drilled.out" in problem
 
 
-def test_a_program_that_deletes_its_checkpoints_at_its_start_is_said_to_be_why_it_began_anew() -> None:
+def test_a_program_that_deletes_its_checkpoints_at_the_start_is_named_as_the_reason_it_started_over() -> None:
     (problem,) = _findings(drilled=_begun_anew(_at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
     assert "deletes its checkpoints" in problem
 
 
-def test_another_last_step_than_without_faults_is_named_though_the_program_is_not_deterministic() -> None:
+def test_a_different_last_step_is_named_though_the_program_is_not_deterministic() -> None:
     entries = [
         _at(0, "run_started", "watchdog"),
         _at(0, "spawned", "trainer", pid=1),
@@ -170,13 +170,13 @@ def test_another_last_step_than_without_faults_is_named_though_the_program_is_no
     assert len(varies.problems) == 1, "it ends at another step each time, with faults or without"
 
 
-def test_a_tolerance_that_is_kept_holds() -> None:
+def test_a_result_within_the_tolerance_passes() -> None:
     close = {**OTHER, "different": [{**OTHER["different"][0], "is_close": True}]}
     assert _findings(comparison=close, rtol=1e-3).passed
     assert not _findings(comparison=close).passed
 
 
-def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministic() -> None:
+def test_state_outside_of_the_graph_is_told_apart_from_nondeterminism() -> None:
     assert "outside the graph" in _findings(comparison=OTHER, is_deterministic=True).problems[0]
     assert "not deterministic" in _findings(comparison=OTHER, is_deterministic=False).problems[0]
 
@@ -188,7 +188,7 @@ def _shown(found: Findings) -> str:
     return console.file.getvalue()
 
 
-def test_a_difference_that_may_be_noise_proves_nothing_but_every_other_problem_does() -> None:
+def test_a_difference_that_may_be_noise_proves_nothing_and_every_other_problem_does() -> None:
     assert "\nnot proven\n" in _shown(_findings(comparison=OTHER, is_deterministic=False))
     assert "\ndid not hold\n" in _shown(_findings(comparison=OTHER, is_deterministic=True))
     torn = {**WHOLE, "problems": ["loss at step 3 is there twice"]}
@@ -196,7 +196,7 @@ def test_a_difference_that_may_be_noise_proves_nothing_but_every_other_problem_d
     assert "\nheld\n" in _shown(_findings())
 
 
-def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown() -> None:
+def test_a_program_that_fails_without_faults_gets_no_figures_of_faults() -> None:
     failed = Trial("logdir", (70,), _account(), "")
     said = _shown(judge_findings(Findings(failed, failed, [], [], {}, {}, 0.0)))
     assert "ended with 70" in said
@@ -217,18 +217,18 @@ def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown()
         ({"continuity": {**WHOLE, "missing_tags": ["accuracy"]}}, "accuracy is missing"),
     ],
 )
-def test_whatever_is_wrong_is_said(changes: dict[str, Any], said: str) -> None:
+def test_every_problem_is_reported(changes: dict[str, Any], said: str) -> None:
     found = _findings(**changes)
     assert not found.passed
     assert said in "; ".join(found.problems)
 
 
-def test_summaries_that_come_by_the_clock_are_not_missed() -> None:
+def test_summaries_written_by_the_clock_are_not_missed() -> None:
     wanted = ["loss", "accuracy", "global_step/sec", "procsv/snapshot_interval"]
     assert find_missing_tags(wanted, ["accuracy"]) == ["loss"]
 
 
-def test_the_plan_of_a_drill_without_one_has_every_kind_of_fault_within_the_training() -> None:
+def test_the_default_plan_has_every_kind_of_fault_within_the_training() -> None:
     plan = default_plan(1000)
     assert {fault.target for fault in plan.faults} == {"trainer", "checkpoint", "summary", "watchdog"}
     assert all(0 < fault.at_step < 1000 for fault in plan.faults)
@@ -236,12 +236,12 @@ def test_the_plan_of_a_drill_without_one_has_every_kind_of_fault_within_the_trai
         default_plan(12)
 
 
-def test_a_plan_written_for_launch_reads_back_as_the_same_plan() -> None:
+def test_a_plan_written_for_launch_is_parsed_back_as_the_same_plan() -> None:
     plan = Plan(default_plan(500).faults, 9)
     assert parse_plan(as_toml(plan), "plan.toml") == plan
 
 
-def test_a_continuity_check_finds_steps_that_go_backwards_unmarked(tmp_path: Path) -> None:
+def test_a_continuity_check_finds_unmarked_steps_backwards(tmp_path: Path) -> None:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -302,7 +302,7 @@ def _group() -> tuple[Account, dict[str, Account]]:
     return account, tasks
 
 
-def test_a_fault_of_a_task_is_told_by_that_tasks_account_and_that_of_a_server_by_the_session_it_cost() -> None:
+def test_a_tasks_fault_is_reported_from_that_tasks_account_and_a_servers_by_the_session_it_cost() -> None:
     faults = tuple(parse_fault(text) for text in ("kill worker.0 at step 50", "kill ps.0 at step 70"))
     (worker, server), missed = find_blows(*_group()[:1], faults, _group()[1])
     assert missed == []
@@ -321,7 +321,7 @@ def test_the_default_plan_has_a_row_for_each_kind_of_task() -> None:
 
 
 @pytest.mark.parametrize(("tasks", "problems"), [({}, 1), (_group()[1], 0)])
-def test_tasks_that_end_differently_by_themselves_are_not_compared(tasks: dict[str, Account], problems: int) -> None:
+def test_tasks_that_end_differently_without_faults_are_not_compared(tasks: dict[str, Account], problems: int) -> None:
     trial = Trial("logdir", (0,), _account(), "", tasks)
     found = Findings(trial, trial, *find_blows(trial.account, ()), OTHER, WHOLE, 0.0, is_deterministic=False)
     found.blows = _findings().blows

@@ -1,6 +1,6 @@
-"""`procsv preempt`: the machine goes away from a live run, and the report says whether that cost anything.
+"""`procsv preempt` preempts a live run as a platform does and reports what that cost.
 
-In time, by every profile and at every moment: tests/faults/test_row_38_preemption_profiles.py.
+tests/faults/test_row_38_preemption_profiles.py has every profile at every moment.
 """
 
 import json
@@ -37,7 +37,7 @@ with training() as model:
 """
 
 
-def test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_gone(
+def test_a_process_that_outlives_the_grace_period_is_killed_and_its_memory_is_gone(
     procsv_launch: Launch, tmp_path: Path
 ) -> None:
     program = tmp_path / "stubborn.py"
@@ -53,7 +53,7 @@ def test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_g
     assert not any(path.name.startswith("procsv-") for path in Path(os.environ["XDG_RUNTIME_DIR"]).iterdir())
 
 
-def test_a_run_that_nobody_runs_cannot_be_preempted(tmp_path: Path) -> None:
+def test_a_run_that_is_not_running_cannot_be_preempted(tmp_path: Path) -> None:
     done = procsv("preempt", str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr

@@ -1,4 +1,4 @@
-"""The pytest plugin, used as its users use it: by a test file of their own, in a pytest of their own."""
+"""The pytest plugin works in its users' own test files and pytest."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def _pytest(directory: Path, source: str, file: str = "test_mine.py") -> subproc
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_the_test_of_the_documents_passes(tmp_path: Path) -> None:
+def test_the_test_in_the_documentation_passes(tmp_path: Path) -> None:
     found = re.search(r"```python\n(def test_.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     done = _pytest(tmp_path, found[1])
@@ -40,7 +40,7 @@ def test_the_test_of_the_documents_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a_program_that_still_runs_when_its_test_fails_is_ended(tmp_path: Path) -> None:
+def test_a_program_still_running_when_its_test_fails_is_ended(tmp_path: Path) -> None:
     source = """
 import psutil
 
@@ -60,7 +60,7 @@ def test_fails(procsv_launch):
 
 
 @pytest.mark.fault
-def test_what_is_asked_of_a_run_waits_until_it_has_begun(procsv_launch: Launch, tmp_path: Path) -> None:
+def test_a_question_to_a_run_waits_until_the_run_has_started(procsv_launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import signal; signal.pause()")
     run = procsv_launch(str(tmp_path / "train.py"), options=["--standby", "off"])
     assert run.status()["running"]
@@ -69,7 +69,7 @@ def test_what_is_asked_of_a_run_waits_until_it_has_begun(procsv_launch: Launch, 
 
 
 @pytest.mark.fault
-def test_in_a_repository_of_its_own_a_failing_test_shows_what_its_run_printed_and_the_last_events(
+def test_in_another_repository_a_failing_test_shows_its_runs_output_and_last_events(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(
@@ -118,14 +118,14 @@ def test_idle(launch_mine):
     assert "still running" in idle
 
 
-def test_the_ini_option_is_how_long_news_may_take(tmp_path: Path) -> None:
+def test_the_ini_option_sets_how_long_news_may_take(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nprocsv_timeout = 250ms\n")
     (tmp_path / "train.py").write_text("import signal; signal.pause()")
     done = _pytest(tmp_path, 'def test_it(procsv_launch):\n    procsv_launch("train.py").wait_event("never")\n')
     assert "no 1 x never in 0.25 s" in done.stdout, done.stdout
 
 
-def test_a_wait_in_vain_fails_with_the_journal_and_what_was_printed(
+def test_a_wait_in_vain_fails_with_the_journal_and_the_output(
     procsv_launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = procsv_launch("procsv_no_such_module")
@@ -134,7 +134,7 @@ def test_a_wait_in_vain_fails_with_the_journal_and_what_was_printed(
     assert run.wait_end() == 2
 
 
-def test_the_plugin_costs_a_session_nothing_that_does_not_use_it(tmp_path: Path) -> None:
+def test_the_plugin_costs_nothing_in_a_session_that_does_not_use_it(tmp_path: Path) -> None:
     source = """
 import sys
 
