@@ -1,6 +1,6 @@
-"""`procsv launch` with settings that no option sets:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
+"""Run `procsv launch` with settings that have no option: launch.py LOGDIR SETTINGS TARGET [ARGS…]
 
-SETTINGS is a JSON object, read as LaunchSettings.  Everything that runs is the real thing.
+SETTINGS is a JSON object with fields of LaunchSettings. All processes are real.
 """
 
 from __future__ import annotations

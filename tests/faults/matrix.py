@@ -1,7 +1,8 @@
-"""The fault matrix: for each of its rows the tests that show what must hold.  test_matrix.py sees to it that all exist.
+"""The tests for each row of the fault matrix. test_matrix.py checks that they exist.
 
-A test whose name has `row_NN` in it is row NN's, wherever it lies.  ALSO names those that show a row besides, under a name of their
-own, as `file::function`, the file under tests/.  The simulator (tests/simulation) throws all faults at random, too: row 37.
+A test with `row_NN` in its name, in any folder, belongs to row NN. ALSO lists further tests of a
+row, as `file::function` with the file under tests/. The simulator (tests/simulation) also injects
+all faults at random: row 37.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ALSO: dict[int, tuple[str, ...]] = {
         "test_an_acknowledged_checkpoint_outlives_a_kill_and_a_power_loss_after_any_call",
     ),
     19: (
-        "cli/test_checkpoints.py::test_a_truncated_file_is_seen_by_its_size",
+        "cli/test_checkpoints.py::test_a_truncated_file_is_noticed_by_its_size",
         "checkpoint/test_checkpoint_catalog.py::test_a_garbled_manifest_makes_its_checkpoint_suspect",
     ),
     20: (
@@ -65,10 +66,9 @@ ALSO: dict[int, tuple[str, ...]] = {
     35: (
         "run/test_bad_disk.py::test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on",
     ),
-    37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_a_training_bit_identical",),
+    37: ("drill/test_drill_command.py::test_a_training_ends_bit_identical_after_twenty_mixed_faults",),
     38: (
-        "drill/test_preempt_command.py::"
-        "test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_gone",
+        "drill/test_preempt_command.py::test_a_process_that_outlives_the_grace_period_is_killed_and_its_memory_is_gone",
         "training/snapshots/test_stop_save.py::test_a_notice_in_a_long_evaluation_costs_no_step",
     ),
 }

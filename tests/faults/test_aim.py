@@ -1,4 +1,4 @@
-"""A plan is aimed at the tasks of its run, and what is for none of them is refused before anything starts."""
+"""A fault plan must aim at tasks of the run; otherwise the launch is refused before anything starts."""
 
 import pytest
 
@@ -14,10 +14,10 @@ def plan(*texts: str) -> Plan:
     return Plan(tuple(map(parse_fault, texts)))
 
 
-def test_what_is_for_the_trainer_is_for_the_task_whose_state_is_saved() -> None:
+def test_a_fault_for_the_trainer_goes_to_the_task_whose_state_is_saved() -> None:
     assert aim_at_tasks(plan("kill trainer at step 5"), TASKS) == plan("kill chief at step 5")
 
 
-def test_a_fault_for_a_task_that_is_not_there_is_refused() -> None:
+def test_a_fault_for_a_missing_task_is_refused() -> None:
     with pytest.raises(UserError, match=r"worker.1; .* chief, worker.0, ps.0"):
         aim_at_tasks(plan("kill worker.1 at step 5"), TASKS)

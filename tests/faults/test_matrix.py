@@ -17,7 +17,8 @@ from tests.faults.matrix import ALSO, ROWS_IN_ALL
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "invariants-and-faults.md"
-# What the matrix calls the moments of trainer, parameter server, checkpoint service, summary service and watchdog.
+# The matrix's moments of the trainer, parameter server, checkpoint service, summary service and
+# watchdog.
 MOMENTS = {
     "trainer": "import hello restore compile step capture copy before_publish after_publish save after_last_step atexit",
     "server": "copy",
@@ -36,7 +37,7 @@ def functions_of(file: Path) -> set[str]:
 
 @functools.cache
 def named_for_rows() -> dict[int, list[str]]:
-    """The tests whose names have `row_NN` in them, by row."""
+    """Return the tests with `row_NN` in their names, by row."""
     named: dict[int, list[str]] = {}
     for file in TESTS.rglob("test_*.py"):
         for function in functions_of(file):
@@ -46,7 +47,7 @@ def named_for_rows() -> dict[int, list[str]]:
 
 
 def rows_of_the_page() -> list[tuple[int, str]]:
-    """Each row's number with each file of its tests."""
+    """Return each row's number with each of its test files."""
     rows = re.findall(r"^\| (\d+) \| .+ \| (`tests/[^|]+`) \|$", PAGE.read_text(), re.MULTILINE)
     return [(int(number), file) for number, files in rows for file in re.findall(r"`tests/([\w/]+\.py)`", files)]
 
@@ -67,7 +68,7 @@ def test_each_row_of_the_page_names_a_file_with_a_test_of_that_row() -> None:
         assert any(test.startswith(f"{file}::") for test in tests), f"row {number}: {file} has no test of it"
 
 
-def test_what_the_index_names_is_there() -> None:
+def test_every_test_in_the_index_exists() -> None:
     assert set(ALSO) <= set(range(1, ROWS_IN_ALL + 1))
     for name in (name for names in ALSO.values() for name in names):
         file, _, function = name.partition("::")

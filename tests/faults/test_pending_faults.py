@@ -1,4 +1,4 @@
-"""Faults that a process is told to have while it runs: for as long as it was told, and at its next moment."""
+"""A running process takes on a fault at its next moment and for the requested time."""
 
 import errno
 from pathlib import Path
@@ -11,7 +11,7 @@ from procsv.faults.pending import Injected
 from procsv.ipc.messaging.watchdog_messages import Inject
 
 
-def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:
+def test_a_full_disk_lasts_for_the_requested_time(tmp_path: Path) -> None:
     """The failpoint disk.full, armed by a message."""
     injected = Injected()
     injected.inject(Inject("fill", 5.0), 100.0)
@@ -27,7 +27,7 @@ def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"there is room"
 
 
-def test_messages_are_dropped_for_as_long_as_it_was_told() -> None:
+def test_messages_are_dropped_for_the_requested_time() -> None:
     """The failpoint channel.receive, armed by a message."""
     injected = Injected()
     assert not failpoint("channel.receive")
@@ -37,7 +37,7 @@ def test_messages_are_dropped_for_as_long_as_it_was_told() -> None:
     assert not failpoint("channel.receive")
 
 
-def test_a_fault_of_a_moment_waits_for_it_and_happens_once() -> None:
+def test_a_fault_at_a_moment_waits_for_it_and_happens_once() -> None:
     told = list[str]()
     injected = Injected(lambda: told.append("waiting"))
     injected.inject(Inject("raise", 0.0), 100.0)

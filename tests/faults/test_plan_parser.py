@@ -1,4 +1,4 @@
-"""Fault plans: what a person writes is what happens, and what cannot be read is named with its line."""
+"""A fault plan does what its author wrote, and an error names its line."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ from tests.support.journal import an_entry
         ("raise trainer every 9s once", PlannedFault("trainer", "raise", every_s=9, times=1)),
     ],
 )
-def test_a_fault_is_read_from_words(text: str, fault: PlannedFault) -> None:
+def test_a_fault_is_parsed_from_words(text: str, fault: PlannedFault) -> None:
     assert parse_fault(text) == fault
 
 
@@ -107,7 +107,7 @@ def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) ->
     assert f"plan.toml, line {line}:" in str(error.value)
 
 
-def test_the_faults_of_a_file_may_be_words_alone() -> None:
+def test_faults_in_a_file_may_be_plain_words() -> None:
     assert parse_plan('fault = [\n"kill trainer at step 50",\n"raise summary after 1s"]', "p") == Plan(
         (PlannedFault("trainer", "kill", at_step=50), PlannedFault("summary", "raise", after_s=1)), 0
     )
@@ -125,7 +125,7 @@ def test_the_faults_of_a_file_may_be_words_alone() -> None:
         ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "told in words"),
     ],
 )
-def test_a_file_that_is_no_plan_is_one_error(text: str, named: str) -> None:
+def test_a_file_that_is_not_a_plan_is_one_error(text: str, named: str) -> None:
     with pytest.raises(UserError) as error:
         parse_plan(text, "plan.toml")
     assert named in str(error.value)
@@ -159,12 +159,12 @@ def faults(draw: st.DrawFn) -> PlannedFault:
 
 
 @given(faults())
-def test_what_a_fault_says_of_itself_reads_back_as_the_same_fault(fault: PlannedFault) -> None:
+def test_a_faults_own_description_is_parsed_back_as_the_same_fault(fault: PlannedFault) -> None:
     assert parse_fault(str(fault)) == fault
     assert describe(fault)
 
 
-def test_what_has_happened_is_counted_from_the_journal() -> None:
+def test_past_faults_are_counted_from_the_journal() -> None:
     plan = Plan((parse_fault("kill trainer at step 5"), parse_fault("kill summary every 9s")))
     happened = [*[str(plan.faults[1])] * 3, "another plan's"]
     entries = [an_entry("ready"), *(an_entry("fault", fault=fault) for fault in happened)]

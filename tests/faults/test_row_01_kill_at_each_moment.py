@@ -1,4 +1,4 @@
-"""A trainer killed at each of its moments, one after the other, within one run that ends as if nothing had happened."""
+"""A run ends as if undisturbed though its trainer is killed at each of its moments in turn."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ with training(save_s=1, arrays=arrays) as model:
 
 
 @pytest.mark.long
-def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each_and_none_once_its_program_has_ended(
+def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each_and_none_after_its_program_has_ended(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -1,4 +1,4 @@
-"""Row 10 for services: one that is frozen for ever, or wedged, is found and replaced, and training goes on beside it."""
+"""Row 10: a frozen or wedged service is found and replaced while training goes on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ended(run: Launched, role: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.long
-def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and_its_end_waits_no_longer(
+def test_row_10_frozen_services_are_replaced_while_training_goes_on_and_the_end_waits_no_longer(
     tmp_path: Path,
 ) -> None:
     digits = ("procsv.examples.digits", "--steps", str(STEPS), "--step-ms", str(STEP_MS), "--save-model-secs", "0.5")
@@ -69,7 +69,7 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
 
 
 @pytest.mark.long
-def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:
+def test_row_10_a_service_with_a_wedged_loop_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     arguments = (settings_text(**SETTINGS, grace_s=10.0), str(tmp_path / "train.py"))
     with launched(tmp_path / "logdir", *arguments, launcher=STAND_IN_LAUNCHER, STAND_IN_CHECKPOINT="wedged") as run:

@@ -1,4 +1,4 @@
-"""Rows 10 and 11: a trainer that gets nowhere is found, its stacks are written down, and training goes on without it."""
+"""Rows 10 and 11: a hung trainer is found, its stacks are dumped, and training goes on without it."""
 
 from __future__ import annotations
 

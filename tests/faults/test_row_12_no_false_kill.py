@@ -1,4 +1,4 @@
-"""Row 12: whatever a program does that takes long and gets on is not taken for a hang."""
+"""Row 12: slow work that makes progress is not taken for a hang."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ time.sleep({STEP_S} + 1)  # the program's own, after its session
 
 
 @pytest.mark.long
-def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_a_session_are_no_hang(
+def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_a_session_are_not_hangs(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(LONG)
@@ -78,7 +78,7 @@ print("imported", flush=True)
 
 
 @pytest.mark.long
-def test_row_12_a_long_import_is_no_hang_while_modules_come_and_after_an_extension(tmp_path: Path) -> None:
+def test_row_12_a_long_import_is_not_a_hang_while_modules_are_loaded_or_after_an_extension(tmp_path: Path) -> None:
     for name in ("first", "second", "third", "fourth"):
         (tmp_path / f"{name}.py").write_text(f"from time import sleep as wait\nwait({IMPORT_S} / 3)\n")
     (tmp_path / "train.py").write_text(IMPORTS)
@@ -124,7 +124,7 @@ model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=4, verbose=0, callba
 
 
 @pytest.mark.long
-def test_row_12_a_callback_is_no_step_and_the_work_of_its_child_is_progress(tmp_path: Path) -> None:
+def test_row_12_a_callback_is_not_a_step_and_its_childs_work_is_progress(tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(CALLBACKS)
     settings = settings_text(
         drop_in=True, hang_timeout_s=STEP_S, hang_limits_s={"program": CALLBACKS_S}, hang_abort_s=0.3
@@ -158,7 +158,7 @@ for step in (11, 12):
 
 
 @pytest.mark.long
-def test_row_12_a_limit_that_was_wrong_is_doubled_and_that_is_said_once(tmp_path: Path) -> None:
+def test_row_12_a_wrong_limit_is_doubled_with_one_message(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WRONG)
     settings = settings_text(hang_limits_s={"program": WRONG_S}, hang_abort_s=0.3)
     with launched(tmp_path / "logdir", settings, str(tmp_path / "train.py"), launcher=WITHOUT_TENSORFLOW) as run:
@@ -247,14 +247,14 @@ def test_row_12_a_program_whose_main_has_returned_is_complete_and_what_stays_is_
 
 
 @pytest.mark.long
-def test_row_12_a_thread_that_still_uploads_after_main_is_let_do_so(tmp_path: Path, stays: Path) -> None:
+def test_row_12_a_thread_that_still_uploads_after_main_may_finish(tmp_path: Path, stays: Path) -> None:
     with launched(tmp_path / "logdir", LIMITS, str(stays), "works", "0", launcher=WITHOUT_TENSORFLOW) as run:
         assert run.wait_end() == 0
     assert "uploaded" in run.said()
     assert "ending it" not in run.said()
 
 
-def test_row_12_a_signal_after_main_has_returned_changes_nothing_of_how_the_program_has_ended(
+def test_row_12_a_signal_after_main_has_returned_does_not_change_how_the_program_ended(
     tmp_path: Path, stays: Path
 ) -> None:
     settings = settings_text(hang_limits_s={"stop": 600.0})
@@ -268,15 +268,13 @@ def test_row_12_a_signal_after_main_has_returned_changes_nothing_of_how_the_prog
 
 
 @pytest.mark.long
-def test_row_12_a_main_that_has_failed_ends_with_its_own_code_whatever_its_threads_do(
-    tmp_path: Path, stays: Path
-) -> None:
+def test_row_12_a_failed_main_ends_with_its_own_code_whatever_its_threads_do(tmp_path: Path, stays: Path) -> None:
     with launched(tmp_path / "logdir", LIMITS, str(stays), "waits", "3", launcher=WITHOUT_TENSORFLOW) as run:
         assert run.wait_end() != 0
     assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(3, "exit-code")]
 
 
-def test_row_12_a_program_that_has_ended_is_complete_though_it_is_asked_to_stop(tmp_path: Path, stays: Path) -> None:
+def test_row_12_a_program_that_has_ended_is_complete_even_if_it_is_asked_to_stop(tmp_path: Path, stays: Path) -> None:
     settings = settings_text(hang_limits_s={"stop": 600.0})
     with launched(tmp_path / "logdir", settings, str(stays), "thread", "0", launcher=WITHOUT_TENSORFLOW) as run:
         run.wait_for("the heartbeat", lambda: "stop" in [one["phase"] for one in run.status()["processes"]])
@@ -286,7 +284,7 @@ def test_row_12_a_program_that_has_ended_is_complete_though_it_is_asked_to_stop(
 
 
 @pytest.mark.long
-def test_row_12_a_start_that_had_nothing_left_to_train_is_complete_when_its_main_has_returned(
+def test_row_12_a_start_with_nothing_left_to_train_is_complete_when_its_main_returns(
     tmp_path: Path, stays: Path
 ) -> None:
     with launched(tmp_path / "logdir", LIMITS_AGAIN, str(stays), "killed", "0", launcher=WITHOUT_TENSORFLOW) as run:

@@ -1,4 +1,4 @@
-"""Row 13: the kernel kills the trainer in a cgroup of its own size; where none can be made, a kill has no evidence."""
+"""Row 13: a kill by the kernel's out-of-memory killer is reported with evidence, and any other kill as unknown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _remove(made: Path) -> None:
             return
 
 
-def test_row_13_a_kill_for_lack_of_memory_is_reported_with_its_evidence_and_any_other_as_unknown(
+def test_row_13_an_out_of_memory_kill_is_reported_with_its_evidence_and_any_other_as_unknown(
     tmp_path: Path,
 ) -> None:
     with a_small_cgroup() as cgroup:

@@ -1,4 +1,4 @@
-"""The watchdog killed at each of its moments: nobody is left, and the next launch of the logdir goes on."""
+"""Row 25: after a kill of the watchdog at any moment no process stays, and the next launch resumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOLD = settings_text(grace_s=12.0, backoff=Range(0.05, 0.1))
         ("watchdog.rewriting_status=3*off->kill", "train"),
     ],
 )
-def test_row_25_a_watchdog_killed_at_each_moment_leaves_nobody_and_the_next_launch_goes_on(
+def test_row_25_a_watchdog_killed_at_each_moment_leaves_no_process_and_the_next_launch_resumes(
     tmp_path: Path, moment: str, program: str
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINS + PROGRAM)

@@ -1,7 +1,7 @@
-"""Row 38: a platform takes the machine away, at whatever moment: saved before its kill, no step lost, and resumed.
+"""Row 38: a preemption at any moment, by any profile, loses no step and is resumed.
 
-Every profile of `procsv preempt` at every moment.  Four runs side by side, one a profile, live through all of the moments, one
-launch each: the same command resumes where the launch before was preempted.
+Each profile of `procsv preempt` has one of four parallel runs, which goes through all moments with
+one launch each: the same command resumes where the previous launch was preempted.
 """
 
 import json
@@ -105,7 +105,9 @@ def _preempt(runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: str, tmp_path: Path) -> None:
+def test_row_38_every_profile_preempts_at_every_moment_without_losing_a_step(
+    procsv_launch: Launch, program: str, tmp_path: Path
+) -> None:
     saved = dict.fromkeys(PROFILES, 0)
     for moment in ("compile", "step", "save", "restore", "back-off", "evaluation"):
         grace = "8s" if moment in ("compile", "restore") else "25s"  # those two do not end by themselves

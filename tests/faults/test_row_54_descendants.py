@@ -1,6 +1,8 @@
-"""Children of the program in sessions of their own: none of them lives on beside the next trainer.
+"""Row 54: no child of the program in a session of its own outlives the trainer into the next
+attempt.
 
-The real watchdog, bootstrap and summary service; programs that need no TensorFlow, and a stand-in for the checkpoint service.
+The watchdog, bootstrap and summary service are real. The programs need no TensorFlow, and a
+stand-in replaces the checkpoint service.
 """
 
 from __future__ import annotations
@@ -93,9 +95,7 @@ def stop(run: Launched) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_term", ["signal.SIG_DFL", "signal.SIG_IGN"])
-def test_row_54_a_daemon_that_outlived_watchdog_and_trainer_is_ended_by_the_next_launch(
-    tmp_path: Path, on_term: str
-) -> None:
+def test_row_54_the_next_launch_ends_a_daemon_that_outlived_watchdog_and_trainer(tmp_path: Path, on_term: str) -> None:
     source = daemon(tmp_path, on_term)
     with running(tmp_path, source) as run:
         wait_printed(run, "begun")
@@ -118,11 +118,11 @@ def assert_ended_by_the_next_launch(tmp_path: Path, source: str) -> None:
         stop(run)
 
 
-def test_row_54_a_fork_that_holds_the_writers_lock_is_ended_by_the_next_launch(tmp_path: Path) -> None:
+def test_row_54_the_next_launch_ends_a_fork_that_holds_the_writers_lock(tmp_path: Path) -> None:
     assert_ended_by_the_next_launch(tmp_path, "import os, signal\n" + HEIR + STARTS)
 
 
-def test_row_54_a_daemon_without_environment_is_ended_by_the_watchdog_that_lives(tmp_path: Path) -> None:
+def test_row_54_a_living_watchdog_ends_a_daemon_without_environment(tmp_path: Path) -> None:
     with running(tmp_path, daemon(tmp_path, env="{}")) as run:
         wait_printed(run, "begun")
         run.kill("trainer")
@@ -130,7 +130,7 @@ def test_row_54_a_daemon_without_environment_is_ended_by_the_watchdog_that_lives
         stop(run)
 
 
-def test_row_54_a_program_that_somebody_else_has_started_for_the_same_logdir_is_left_alone(tmp_path: Path) -> None:
+def test_row_54_a_program_that_another_user_started_for_the_same_logdir_is_left_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path / "logdir")]
     environment = {**os.environ, "PROCSV_LOGDIR": str(tmp_path / "logdir"), "PROCSV_ROLE": "trainer"}
     board = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -153,7 +153,7 @@ os.read(read, 1)
 """
 
 
-def test_row_54_what_a_program_that_has_ended_well_leaves_running_ends_with_it_and_is_named(tmp_path: Path) -> None:
+def test_row_54_a_successful_programs_leftover_processes_end_with_it_and_are_named(tmp_path: Path) -> None:
     with running(tmp_path, ENDS) as run:
         assert run.wait_end() == 0
     assert run.said().count("left running: process ") == 1
@@ -166,7 +166,7 @@ subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "resour
 """
 
 
-def test_row_54_a_program_that_leaves_only_helpers_of_multiprocessing_is_told_nothing(tmp_path: Path) -> None:
+def test_row_54_a_program_that_leaves_only_multiprocessing_helpers_gets_no_message(tmp_path: Path) -> None:
     with running(tmp_path, TRACKED) as run:
         assert run.wait_end() == 0
     assert "left running" not in run.said()
@@ -185,7 +185,7 @@ if not (here / "left").exists() and not os.fork():
 """
 
 
-def test_row_54_what_a_command_of_on_event_has_left_outlives_the_trainers_crashes(tmp_path: Path) -> None:
+def test_row_54_a_process_left_by_an_on_event_command_outlives_the_trainers_crashes(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(LEAVES)
     program = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
     with running(tmp_path, program, on_event=f"{sys.executable} {tmp_path / 'command.py'}") as run:

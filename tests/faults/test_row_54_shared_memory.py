@@ -1,4 +1,4 @@
-"""Row 54, shared memory: what a program has shared with its workers is unlinked after its death, as without procsv."""
+"""Row 54: shared memory that a program shared with its workers is unlinked after its death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if __name__ == "__main__" and os.environ["PROCSV_INCARNATION"] == "1":
 
 
 @pytest.mark.parametrize("how", ["killed", "crashed"])
-def test_row_54_what_a_dead_program_has_shared_is_unlinked_by_its_resource_tracker(tmp_path: Path, how: str) -> None:
+def test_row_54_a_dead_programs_resource_tracker_unlinks_its_shared_memory(tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", "--backoff", "0s..0s", "train.py", how, cwd=tmp_path) as run:
         assert run.wait_end() == 0
@@ -42,7 +42,7 @@ def test_row_54_what_a_dead_program_has_shared_is_unlinked_by_its_resource_track
     assert not Path("/dev/shm", name).exists()
 
 
-def test_a_process_that_only_looks_like_a_tracker_is_killed_in_the_end(tmp_path: Path) -> None:
+def test_a_process_that_only_looks_like_a_tracker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, subprocess, sys\n"
         "if os.environ['PROCSV_INCARNATION'] == '1':\n"

@@ -1,4 +1,5 @@
-"""Row 56: a program in which procsv sees no session is warned of, perhaps suspected, and never ended.
+"""Row 56: a program without a visible session is warned about, may be suspected of a hang, and is
+never ended.
 
 The programs need no TensorFlow, and the checkpoint service is a stand-in that saves nothing.
 """
@@ -34,7 +35,7 @@ THREAD = UNTIL_TOLD + "import threading; threading.Thread(target=serve).start()"
 
 
 @pytest.mark.parametrize(("source", "phase"), [(SERVER, "import"), (THREAD, "stop")], ids=["server", "thread"])
-def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_its_end_is_no_completed_training(
+def test_row_56_a_program_that_only_waits_is_suspected_once_left_alone_and_never_counts_as_completed_training(
     tmp_path: Path, source: str, phase: str
 ) -> None:
     (tmp_path / "serve.py").write_text(source)
@@ -72,7 +73,7 @@ subprocess.run([sys.executable, "-c", work], check=True)
 
 
 @pytest.mark.long
-def test_row_56_a_program_whose_child_works_is_not_even_suspected(tmp_path: Path) -> None:
+def test_row_56_a_program_with_a_working_child_is_not_even_suspected(tmp_path: Path) -> None:
     (tmp_path / "prepare.py").write_text(WORKS)
     with launched(tmp_path / "logdir", TRAINING, str(tmp_path / "prepare.py"), launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
@@ -100,7 +101,7 @@ if incarnation == 1:
 
 
 @pytest.mark.long
-def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_ended_and_started_again(
+def test_row_56_a_program_that_hangs_between_two_sessions_is_ended_and_restarted(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(HANGS_THE_SECOND_TIME)

@@ -1,4 +1,4 @@
-"""One detached run, treated as people and schedulers treat one: rows 2, 8, 9 and 32, restart, logs, status, events."""
+"""Rows 2, 8, 9 and 32 and the commands, on one detached run that is treated as people and schedulers treat it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def send_garbage(run: Detached) -> int:
 
 
 @pytest.mark.long
-def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_restarted_crashed_and_stopped(
+def test_row_08_row_09_row_32_a_detached_run_survives_freezes_bad_messages_stop_requests_restarts_crashes_and_stops(
     tmp_path: Path,
 ) -> None:
     received = tmp_path / "heard"

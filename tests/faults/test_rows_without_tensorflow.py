@@ -1,6 +1,8 @@
-"""Rows of the fault matrix that concern watchdog and trainer as processes: the real watchdog, bootstrap and summary service.
+"""Fault matrix rows about the watchdog and trainer as processes: the watchdog, bootstrap and
+summary service are real.
 
-The programs need no TensorFlow, and the checkpoint service is a stand-in that saves nothing: starts take a third of a second.
+The programs need no TensorFlow and a stand-in replaces the checkpoint service, so a start takes a
+third of a second.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ if incarnation <= len(crashes):
 """
 
 
-def test_row_02_a_crash_in_native_code_is_told_by_its_signal_with_the_stacks_and_the_last_lines(tmp_path: Path) -> None:
+def test_row_02_a_native_crash_is_reported_with_its_signal_stacks_and_last_lines(tmp_path: Path) -> None:
     with running(tmp_path, TRAINS + CRASHES) as run:
         assert run.wait_end() == 0
     names = ("reads_nowhere", "gives_up", "loses_its_memory")
@@ -123,7 +125,7 @@ def test_row_03_the_same_exception_at_the_same_step_is_given_up_after_three(tmp_
     assert "boom" not in after, "each error is said once"
 
 
-def test_row_05_what_cannot_get_better_is_given_up_at_once(tmp_path: Path) -> None:
+def test_row_05_a_permanent_error_is_given_up_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "import sys; sys.exit(127)") as run:
         assert run.wait_end() == 70
     ended, gave_up = trainers(run, "exited")[0], run.events("gave_up")[0]
@@ -141,7 +143,7 @@ def test_row_06_exit_75_is_free_and_without_delay(tmp_path: Path) -> None:
     assert run.account().failures == 0
 
 
-def test_an_interrupt_of_the_program_alone_is_told_as_what_it_was(tmp_path: Path) -> None:
+def test_an_interrupt_of_the_program_alone_is_reported_as_an_interrupt(tmp_path: Path) -> None:
     with running(tmp_path, TRAINS + "train(incarnation)\nif incarnation == 1: os.kill(os.getpid(), 2)\n") as run:
         assert run.wait_end() == 0
     ended = trainers(run, "exited")[0]
@@ -152,14 +154,14 @@ def test_an_interrupt_of_the_program_alone_is_told_as_what_it_was(tmp_path: Path
     assert "bootstrap.py" not in report["traceback"] + run.said()
 
 
-def test_row_08_a_notice_while_the_interpreter_ends_makes_nothing_of_what_is_done_undone(tmp_path: Path) -> None:
+def test_row_08_a_notice_while_the_interpreter_exits_undoes_nothing(tmp_path: Path) -> None:
     late = "class Late:\n    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, 15)\nlate = Late()\n"
     with running(tmp_path, TRAINS + "train()\n" + late) as run:
         assert run.wait_end() == 0
     assert [entry["code"] for entry in trainers(run, "exited")] == [0]
 
 
-def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns(tmp_path: Path) -> None:
+def test_row_28_a_stop_during_back_off_ends_down_and_nothing_restarts(tmp_path: Path) -> None:
     source = TRAINS + "train()\nsys.exit(3)\n"
     with running(tmp_path, source, backoff=Range(60.0, 60.0)) as run:
         run.wait_event("restarting", 2)  # the first one is at once
@@ -176,7 +178,7 @@ def test_row_28_a_stop_during_the_start_ends_down(tmp_path: Path) -> None:
     assert len(trainers(run, "spawned")) == 1
 
 
-def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp_path: Path) -> None:
+def test_row_34_a_lack_of_descriptors_at_a_start_is_charged_to_nobody_and_passes(tmp_path: Path) -> None:
     with running(tmp_path, TRAINS + "until_stopped(train())\n", max_failures=2) as run:
         wait_printed(run, "trains 1")
         run.wait_for("services", lambda: [row["state"] for row in run.status()["processes"]].count("serving") == 2)
@@ -193,7 +195,7 @@ def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp
 
 
 @pytest.mark.long
-def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_run(tmp_path: Path) -> None:
+def test_row_36_a_flood_of_output_to_a_stopped_terminal_does_not_block_the_run(tmp_path: Path) -> None:
     source = TRAINS + "run = train()\nfor _ in range(200): print('x' * 100_000)\nprint('done', flush=True)\n"
     (tmp_path / "train.py").write_text(source)
     command = [*LAUNCHER, str(tmp_path / "logdir"), "{}", str(tmp_path / "train.py")]
@@ -210,7 +212,7 @@ def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_r
 
 
 @pytest.mark.long
-def test_row_01_a_standby_killed_at_each_of_its_moments_is_no_fault_of_the_trainer(tmp_path: Path) -> None:
+def test_row_01_a_standby_killed_at_each_of_its_moments_is_not_the_trainers_fault(tmp_path: Path) -> None:
     """While it imports, before it waits, and as soon as it is the trainer; @N: as the standby of trainer N to be."""
     moments = "standby.import@2=kill;standby.wait@3=kill;standby.begun@4=kill"
     source = "import sqlite3\n" + TRAINS + "until_stopped(train())\n"  # something for it to import
@@ -242,7 +244,7 @@ if incarnation == 1:
 """
 
 
-def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_charge(tmp_path: Path) -> None:
+def test_a_trainer_over_its_memory_limit_saves_and_restarts_at_no_charge(tmp_path: Path) -> None:
     received = tmp_path / "heard"
     command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
     settings = {"memory_limit": 250 * 2**20, "backoff": Range(60.0, 60.0), "on_event": command}
@@ -259,7 +261,7 @@ def test_a_trainer_over_its_memory_limit_saves_and_is_started_again_free_of_char
     ]  # before the run ended, and a planned restart is no news
 
 
-def test_row_32_the_run_directory_and_its_sockets_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_row_32_only_their_owner_can_open_the_run_directory_and_its_sockets(tmp_path: Path) -> None:
     with running(tmp_path, PAUSES) as run:
         wait_printed(run, "begun")
         run_dir = Path(json.loads((run.logdir / "procsv" / "run.json").read_text())["run_dir"])
@@ -270,7 +272,7 @@ def test_row_32_the_run_directory_and_its_sockets_are_for_their_owner_alone(tmp_
         assert run.wait_end() in NOT_SAVED
 
 
-def test_a_fault_of_a_plan_that_the_disk_refuses_is_skipped_which_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_planned_fault_that_the_disk_refuses_is_skipped_with_a_message_and_the_run_goes_on(tmp_path: Path) -> None:
     fault = "corrupt logdir by truncate after 0s"
     (tmp_path / "logdir" / "model.ckpt-5.data-00000-of-00001").mkdir(parents=True)  # nothing that could be cut short
     (tmp_path / "logdir" / "model.ckpt-5.index").touch()
