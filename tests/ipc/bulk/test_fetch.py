@@ -1,4 +1,6 @@
-"""A snapshot is fetched from the memory of another machine: whole, to the last bit, or not at all; by real sockets and slots."""
+"""A snapshot is fetched from another machine's memory whole and exact, or not at all, over real
+sockets and slots.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def armed(name: str, action: str) -> Iterator[None]:
         failpoints.disarm(name)
 
 
-def test_it_is_the_same_snapshot_under_a_name_that_no_task_of_this_machine_writes_to(machines: Machines) -> None:
+def test_a_fetched_snapshot_has_a_name_that_no_local_task_writes_to(machines: Machines) -> None:
     fetch = machines.fetch(machines.sender.offer(machines.slot))
 
     assert fetch.error == ""
@@ -104,7 +106,7 @@ def test_it_is_the_same_snapshot_under_a_name_that_no_task_of_this_machine_write
     pool.unlink()
 
 
-def test_what_is_offered_is_not_filled_anew_until_it_has_come(machines: Machines) -> None:
+def test_an_offered_slot_is_not_refilled_until_the_fetch_ends(machines: Machines) -> None:
     offer = machines.sender.offer(machines.slot)
     machines.publish(2)
     assert machines.pool.begin_snapshot() is None, "the only other slot is offered"
@@ -127,7 +129,7 @@ def test_a_slot_that_holds_something_else_by_now_is_not_offered(machines: Machin
         machines.sender.offer(machines.slot)
 
 
-def test_a_piece_that_is_damaged_on_its_way_is_found(machines: Machines) -> None:
+def test_a_piece_damaged_in_transit_is_noticed(machines: Machines) -> None:
     with armed("sender.piece", "2*off->1*torn"):
         assert "damaged" in machines.refusal(machines.sender.offer(machines.slot))
     assert machines.fetch(machines.sender.offer(machines.slot)).error == "", "the slot itself is as it was"
@@ -142,7 +144,7 @@ def test_a_snapshot_that_is_not_the_offered_one_is_refused(machines: Machines) -
     assert "no whole snapshot" in machines.refusal(replace(offer, size=100))
 
 
-def test_who_has_no_token_or_comes_too_late_is_told_so_at_once(
+def test_a_client_without_a_token_or_too_late_learns_so_at_once(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer = machines.sender.offer(machines.slot)
@@ -156,7 +158,7 @@ def test_who_has_no_token_or_comes_too_late_is_told_so_at_once(
     assert machines.pool.begin_snapshot() is not None, "its memory is free again"
 
 
-def test_who_does_not_have_the_keys_gets_nothing(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_the_keys_gets_nothing(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "SILENCE_S_MAX", 0.5)
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.5)
     keys = KeyPair.new()
@@ -173,9 +175,7 @@ def test_a_machine_that_dies_in_mid_transfer_is_given_up(machines: Machines, mon
         machines.sender.offer(machines.slot)
 
 
-def test_where_there_is_no_memory_for_it_nothing_is_fetched(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_for_it_nothing_is_fetched(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise NoRoom("no memory")
 
@@ -184,7 +184,7 @@ def test_where_there_is_no_memory_for_it_nothing_is_fetched(
     assert "a snapshot of" in machines.refusal(replace(machines.sender.offer(machines.slot), size=1 << 60))
 
 
-def test_what_nobody_wants_any_more_leaves_nothing(machines: Machines) -> None:
+def test_a_fetch_that_is_no_longer_wanted_leaves_nothing(machines: Machines) -> None:
     over, offer = threading.Event(), machines.sender.offer(machines.slot)
     with armed("sender.piece", "1*sleep(0.3)"):
         fetch = Fetch("127.0.0.1", offer, machines.ours, CLOCK, over.set)
@@ -198,14 +198,14 @@ def test_what_nobody_wants_any_more_leaves_nothing(machines: Machines) -> None:
     assert not list(machines.ours.iterdir())
 
 
-def test_what_has_come_whole_stays_where_only_the_fetching_is_to_end(machines: Machines) -> None:
+def test_a_whole_snapshot_stays_when_only_the_fetching_is_to_end(machines: Machines) -> None:
     fetch = machines.fetch(machines.sender.offer(machines.slot))
     fetch.stop()
     assert fetch.slot is not None
     assert read(scan_slots(machines.ours)[0]) == TENSORS
 
 
-def test_an_offer_that_is_to_last_is_fetched_however_late(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lasting_offer_can_be_fetched_at_any_time(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "OFFER_S_MAX", 0.0)
     monkeypatch.setattr(sending, "LOOK_S", 0.01)
     lasting, other = (machines.sender.offer(machines.slot, silence_s) for silence_s in (math.inf, None))
@@ -213,12 +213,12 @@ def test_an_offer_that_is_to_last_is_fetched_however_late(machines: Machines, mo
     assert machines.fetch(lasting).error == ""
 
 
-def test_an_offer_that_makes_no_sense_is_an_error(machines: Machines) -> None:
+def test_an_impossible_offer_is_an_error(machines: Machines) -> None:
     offer = machines.sender.offer(machines.slot)
     assert "nobody" in machines.refusal(replace(offer, server_key="short"))
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+def test_a_taken_port_is_an_error_that_says_so() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
         port = taken.bind_to_random_port("tcp://*")
         with pytest.raises(UserError, match=f"port {port}"):
@@ -246,7 +246,7 @@ FETCHES = """
 
 
 @pytest.mark.fault
-def test_who_is_killed_while_it_fetches_leaves_a_draft_that_nobody_reads(machines: Machines) -> None:
+def test_a_process_killed_during_a_fetch_leaves_a_draft_that_is_never_read(machines: Machines) -> None:
     offer = msgspec.json.encode(machines.sender.offer(machines.slot)).decode()
     with running(FETCHES, machines.ours, offer, failpoints="member.before_fetched=kill") as child:
         assert child.wait() == -signal.SIGKILL

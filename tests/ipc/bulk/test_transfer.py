@@ -1,4 +1,4 @@
-"""What of a snapshot has come from another machine, piece by piece: all of it, once, and never more than a window asked for."""
+"""A transfer gets every piece of a snapshot once and never requests more than a window."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(size: int, order: random.Random) -> list[TransferPiece]:
 
 
 @given(st.integers(1, 30 * PIECE_BYTES), st.randoms())
-def test_every_byte_comes_once_in_whatever_order_the_pieces_do(size: int, order: random.Random) -> None:
+def test_every_byte_is_taken_once_in_whatever_order_the_pieces_come(size: int, order: random.Random) -> None:
     came = sorted(run(size, order), key=lambda piece: piece.offset)
 
     assert [piece.offset for piece in came] == list(range(0, size, PIECE_BYTES))
@@ -42,7 +42,7 @@ def test_every_byte_comes_once_in_whatever_order_the_pieces_do(size: int, order:
     assert all(0 < piece.size <= PIECE_BYTES for piece in came)
 
 
-def test_what_comes_twice_or_was_not_asked_for_or_has_another_size_is_dropped() -> None:
+def test_a_piece_that_is_repeated_unrequested_or_of_another_size_is_dropped() -> None:
     transfer = Transfer(3 * PIECE_BYTES, 0.0)
     first, *_ = transfer.next_pieces(0.0)
     assert not transfer.came(first.offset, first.size - 1, 0.0)
@@ -55,7 +55,7 @@ def test_what_comes_twice_or_was_not_asked_for_or_has_another_size_is_dropped() 
     assert transfer.come_bytes == PIECE_BYTES
 
 
-def test_where_nothing_comes_for_a_while_what_is_missing_is_asked_for_again_and_then_nobody_is_there() -> None:
+def test_after_a_silence_missing_pieces_are_requested_again_and_then_the_peer_counts_as_gone() -> None:
     transfer = Transfer(20 * PIECE_BYTES, 0.0)
     asked = transfer.next_pieces(0.0)
     assert transfer.came(asked[0].offset, asked[0].size, 1.0)
@@ -70,12 +70,12 @@ def test_where_nothing_comes_for_a_while_what_is_missing_is_asked_for_again_and_
 
 
 @pytest.mark.parametrize("size", [0, -1, BYTES_MAX + 1])
-def test_a_size_that_no_snapshot_has_is_refused(size: int) -> None:
+def test_an_impossible_snapshot_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="a snapshot of"):
         Transfer(size, 0.0)
 
 
-def test_frames_are_read_as_they_were_written_and_others_are_no_frames() -> None:
+def test_frames_are_parsed_as_they_were_written_and_others_are_rejected() -> None:
     token, piece = b"t" * frames.TOKEN_BYTES, TransferPiece(7 * PIECE_BYTES, 12)
     assert frames.read_request(frames.request(token, piece)) == (token, piece)
     assert frames.read_part(frames.part(7, b"data")) == (7, b"data")
@@ -89,7 +89,7 @@ def test_frames_are_read_as_they_were_written_and_others_are_no_frames() -> None
         assert frames.read_part(wrong) is None
 
 
-def test_no_more_is_asked_for_than_the_rate_allows_and_all_comes_in_the_end() -> None:
+def test_requests_stay_within_the_rate_and_all_pieces_come_in_the_end() -> None:
     rate = 2 * PIECE_BYTES  # a second
     transfer, come, now_s = Transfer(10 * PIECE_BYTES, 0.0, rate), 0, 0.0
     while not transfer.is_complete:
@@ -103,7 +103,7 @@ def test_no_more_is_asked_for_than_the_rate_allows_and_all_comes_in_the_end() ->
     assert now_s > 4.0
 
 
-def test_who_waits_as_long_as_there_is_nothing_to_be_asked_for_loses_no_time_and_never_goes_round_idly() -> None:
+def test_a_client_that_waits_until_it_may_request_loses_no_time_and_never_spins() -> None:
     rate, look_s = 100 * PIECE_BYTES, 0.1
     transfer, now_s, rounds = Transfer(10 * PIECE_BYTES, 0.0, rate), 0.0, 0
     while not transfer.is_complete:

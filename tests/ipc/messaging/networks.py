@@ -1,4 +1,4 @@
-"""One server path and its clients, over real sockets and in memory, under one set of names for the contract tests."""
+"""One server path and its clients, over real sockets or in memory, with the same names for the contract tests."""
 
 from __future__ import annotations
 

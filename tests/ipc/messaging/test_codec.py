@@ -1,4 +1,4 @@
-"""Bytes of a message and back: every class of messages.py survives, and nothing else gets in."""
+"""Every message class of messages.py survives encoding and decoding, and nothing else gets in."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def envelope(body: typing.Any, **changes: typing.Any) -> Envelope:
 @pytest.mark.parametrize("kind", BODIES)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_what_is_said_is_what_is_heard(kind: type[Message], data: st.DataObject) -> None:
+def test_a_message_is_decoded_as_it_was_encoded(kind: type[Message], data: st.DataObject) -> None:
     said = envelope(data.draw(structs(kind)), run=data.draw(TEXT), incarnation=data.draw(st.integers(0, 2**63)))
     assert decode(encode(said)) == said
 
@@ -96,7 +96,7 @@ def test_every_message_states_its_contract(kind: type[Message]) -> None:
         assert contract.senders <= answer.contract.receivers
 
 
-def test_text_that_is_not_utf_8_arrives_as_it_was() -> None:
+def test_text_that_is_not_utf_8_arrives_unchanged() -> None:
     said = envelope(Note(SessionLost(error="no such file: a\udcff", step=1)))
     assert decode(encode(said)) == said
 
@@ -104,7 +104,7 @@ def test_text_that_is_not_utf_8_arrives_as_it_was() -> None:
     assert decode(encode(records)) == records
 
 
-def test_a_message_over_the_limit_is_our_own_bug_to_send_and_the_peers_to_have_sent() -> None:
+def test_a_message_over_the_limit_is_our_bug_to_send_and_the_peers_error_to_have_sent() -> None:
     with pytest.raises(ProcsvBug, match="Rejected of"):
         encode(envelope(Rejected("x" * MESSAGE_BYTES_MAX, "")))
     with pytest.raises(PeerError, match="the limit is"):
@@ -118,13 +118,13 @@ def test_a_message_of_exactly_the_limit_travels() -> None:
     decode(data)
 
 
-def test_another_protocol_is_refused_with_both_numbers() -> None:
+def test_another_protocol_version_is_refused_with_both_numbers() -> None:
     with pytest.raises(PeerError, match=f"protocol {PROTOCOL + 1}; this is protocol {PROTOCOL}"):
         decode(encode(envelope(Loaded(), protocol=PROTOCOL + 1)))
 
 
 @pytest.mark.parametrize("field", ["incarnation", "seq", "re"])
-def test_a_number_below_zero_is_no_message(field: str) -> None:
+def test_a_negative_number_is_not_a_message(field: str) -> None:
     with pytest.raises(PeerError, match="below zero"):
         decode(encode(envelope(Loaded(), **{field: -1})))
 
@@ -135,14 +135,14 @@ def test_a_number_below_zero_is_no_message(field: str) -> None:
 @example(b"\x97\x01\xa1r\xa1t\x01\x01\x00\xdf\xff\xff\xff\xff")  # a map of 4 billion entries that are not there
 @example(b"\x97\x01\xa1\xff\xa1t\x01\x01\x00\x80")  # text that is not UTF-8
 @settings(max_examples=1000)
-def test_bytes_from_anywhere_are_a_peer_error_and_nothing_else(data: bytes) -> None:
+def test_arbitrary_bytes_raise_a_peer_error_and_nothing_else(data: bytes) -> None:
     with pytest.raises(PeerError):
         decode(data)
 
 
 @given(st.data())
 @settings(max_examples=150)
-def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.DataObject) -> None:
+def test_a_message_damaged_in_transit_is_a_message_or_a_peer_error(data: st.DataObject) -> None:
     whole = bytearray(encode(envelope(data.draw(ANY_BODY))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -161,6 +161,6 @@ def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.Data
         lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     )
 )
-def test_messagepack_of_something_else_is_a_peer_error(value: object) -> None:
+def test_other_messagepack_is_a_peer_error(value: object) -> None:
     with pytest.raises(PeerError):
         decode(msgspec.msgpack.encode(value))

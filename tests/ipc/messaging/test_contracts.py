@@ -56,21 +56,21 @@ def _value(kind: typing.Any) -> typing.Any:
 
 
 @pytest.mark.parametrize("sender", [TRAINER, CHECKPOINT, SUMMARY])
-def test_the_watchdogs_core_handles_all_that_a_trainer_or_a_service_may_send(sender: TaskId) -> None:
+def test_the_watchdogs_core_handles_everything_that_a_trainer_or_a_service_may_send(sender: TaskId) -> None:
     for kind in sent(sender, WATCHDOG):
         world = World().ready()
         world.handle(Said(sender, 1, sample(kind)))
 
 
 @pytest.mark.parametrize("sender", [TRAINER, WATCHDOG])
-def test_the_checkpoint_core_handles_all_that_may_be_sent_to_its_service(sender: TaskId) -> None:
+def test_the_checkpoint_core_handles_everything_its_service_may_receive(sender: TaskId) -> None:
     for kind in sent(sender, CHECKPOINT):
         if kind not in (*IN_THE_SKELETON, *IN_THE_SERVICE, Hello):
             Desk().say(sample(kind), task=sender)
 
 
 @pytest.mark.parametrize("sender", [TRAINER, WATCHDOG])
-def test_the_summary_service_handles_all_that_may_be_sent_to_it(sender: TaskId, tmp_path: Path) -> None:
+def test_the_summary_service_handles_everything_it_may_receive(sender: TaskId, tmp_path: Path) -> None:
     paths = find_paths(tmp_path / "logdir")
     paths.home.mkdir(parents=True)
     for directory in (paths.run_dir, paths.shm_dir):
@@ -95,14 +95,14 @@ def test_the_summary_service_handles_all_that_may_be_sent_to_it(sender: TaskId, 
 
 
 @pytest.mark.parametrize("sender", [CHECKPOINT, SUMMARY, WATCHDOG])
-def test_a_training_process_hears_all_that_may_be_sent_to_it(sender: TaskId) -> None:
+def test_a_training_process_handles_everything_it_may_receive(sender: TaskId) -> None:
     assert set(sent(sender, TRAINER)) <= HEARD | {Ack}
 
 
-def test_a_training_process_hears_of_nothing_that_nobody_may_send_it() -> None:
+def test_a_training_process_handles_nothing_that_nobody_may_send() -> None:
     assert {*sent(CHECKPOINT, TRAINER), *sent(SUMMARY, TRAINER), *sent(WATCHDOG, TRAINER)} >= HEARD
 
 
-def test_a_message_that_a_core_does_not_know_is_our_own_bug() -> None:
+def test_a_message_unknown_to_a_core_is_our_bug() -> None:
     with pytest.raises(ProcsvBug, match="StopRun has no handler"):
         World().ready().handle(Said(TRAINER, 1, StopRun(now=True)))

@@ -1,4 +1,4 @@
-"""Watchdogs of two machines speak over TCP; nobody without the run's keys does."""
+"""Watchdogs on two machines talk over TCP, and no one without the run's keys can."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pair() -> Iterator[Pair]:
         yield made
 
 
-def test_holders_of_the_keys_speak_both_ways(pair: Pair) -> None:
+def test_holders_of_the_keys_talk_in_both_directions(pair: Pair) -> None:
     client = pair.connect()
     client.send_reliable(TaskCleared(WORKER, 3))
 
@@ -117,7 +117,7 @@ def _known(pair: Pair) -> Received | None:
     return pair.server.receive()
 
 
-def test_a_member_is_not_heard_as_another(pair: Pair) -> None:
+def test_a_member_cannot_speak_as_another(pair: Pair) -> None:
     impostor, member = pair.connect(me=Address("run", TaskId("member", 2), 1)), pair.connect()
     impostor.send_reliable(TaskCleared(WORKER, 1))
     assert pair.until(lambda: pair.server.receive() if not pair.server.dropped else _known(pair)) is not None
@@ -126,7 +126,7 @@ def test_a_member_is_not_heard_as_another(pair: Pair) -> None:
     assert member.connections == 1
 
 
-def test_who_comes_without_keys_is_not_heard(pair: Pair) -> None:
+def test_a_client_without_keys_is_ignored(pair: Pair) -> None:
     known = pair.connect()
     with _plain_socket(pair) as plain:
         plain.send(b"hello")
@@ -171,7 +171,7 @@ def test_only_the_coordinator_gives_orders(pair: Pair) -> None:
     assert not KillTask.contract.may_be_sent_by(MEMBER.task)
 
 
-def test_who_has_lost_a_connection_that_the_server_still_holds_is_reached_on_the_next_one(pair: Pair) -> None:
+def test_a_client_that_lost_a_connection_the_server_still_holds_is_reached_on_the_next_one(pair: Pair) -> None:
     with half_open(pair.server.port) as way:
         client = pair.connect(port=way.port)
         client.send_reliable(TaskCleared(WORKER, 3))
@@ -192,7 +192,7 @@ def test_who_has_lost_a_connection_that_the_server_still_holds_is_reached_on_the
         assert order.body == KillTask(WORKER, 3)
 
 
-def test_what_is_sent_to_each_reaches_all_who_are_there(pair: Pair) -> None:
+def test_a_broadcast_reaches_every_connected_member(pair: Pair) -> None:
     clients = [pair.connect() for _ in range(3)]
     for client in clients:
         client.send_reliable(TaskCleared(WORKER, 3))

@@ -1,4 +1,6 @@
-"""Reliable delivery: whatever the network loses, doubles or shuffles, each life of a receiver handles each message once."""
+"""Each incarnation of a receiver handles each reliable message once, whatever the network loses,
+doubles or reorders.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.support.memory_transport import FakeClient
 
 
 # -- the sender's end ------------------------------------------------------------------------------------------
-def test_a_message_is_said_again_each_second_until_it_is_acknowledged() -> None:
+def test_a_message_is_resent_each_second_until_it_is_acknowledged() -> None:
     outbox = Outbox()
     seq = outbox.add_message(Finish(), 0, 10.0)
 
@@ -35,7 +37,7 @@ def test_a_message_is_said_again_each_second_until_it_is_acknowledged() -> None:
     assert (outbox.due(99.0), outbox.next_due_s(), len(outbox)) == ([], None, 0)
 
 
-def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
+def test_a_repeated_or_unknown_acknowledgement_is_ignored() -> None:
     outbox = Outbox()
     seq = outbox.add_message(Finish(), 0, 0.0)
 
@@ -44,7 +46,7 @@ def test_an_acknowledgement_seen_twice_or_of_nothing_is_old_news() -> None:
     assert outbox.acknowledge(seq) is None
 
 
-def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
+def test_after_a_reconnection_everything_is_resent_in_order() -> None:
     outbox = Outbox()
     seqs = [outbox.add_message(Hello(number), number, 5.0) for number in range(3)]
     outbox.resend_all()
@@ -54,7 +56,7 @@ def test_after_a_reconnection_all_is_said_again_in_its_order() -> None:
 
 
 @given(st.floats(0, 1e9), st.integers(1, 50))
-def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: int) -> None:
+def test_resending_is_due_at_the_announced_time(start_s: float, times: int) -> None:
     """A loop that sleeps until `next_due_s` must find something to do then, or it spins."""
     outbox = Outbox()
     outbox.add_message(Finish(), 0, start_s)
@@ -64,7 +66,7 @@ def test_what_is_due_is_due_at_the_time_that_was_named(start_s: float, times: in
         assert outbox.due(due_s)
 
 
-def test_an_acknowledgement_of_an_older_incarnation_s_message_counts_for_none_of_this_one() -> None:
+def test_an_acknowledgement_of_an_older_incarnations_message_does_not_count() -> None:
     before, now = Outbox(1), Outbox(2)
     late = before.add_message(Finish(), 0, 0.0)
     now.add_message(Finish(), 0, 0.0)
@@ -90,7 +92,7 @@ def test_row_47_a_peer_that_acknowledges_nothing_for_days_loses_the_oldest_messa
     assert outbox.find_message(4) == Finish()
 
 
-def test_row_47_a_peer_that_is_far_behind_is_sent_the_oldest_until_it_acknowledges_them() -> None:
+def test_row_47_a_peer_that_is_far_behind_gets_the_oldest_messages_until_it_acknowledges_them() -> None:
     outbox = Outbox()
     for _ in range(3 * RESENT_MAX):
         outbox.add_message(Finish(), 0, 0.0)
@@ -104,13 +106,13 @@ def test_row_47_a_peer_that_is_far_behind_is_sent_the_oldest_until_it_acknowledg
 
 
 # -- the receiver's end ----------------------------------------------------------------------------------------
-def test_a_message_is_news_once() -> None:
+def test_a_message_is_new_once() -> None:
     inbox = Inbox()
     assert inbox.is_news(1, 1)
     assert not inbox.is_news(1, 1)
 
 
-def test_unreliable_messages_are_always_news_and_those_of_an_older_incarnation_never() -> None:
+def test_unreliable_messages_are_always_new_and_those_of_an_older_incarnation_never() -> None:
     inbox = Inbox()
     assert [inbox.is_news(2, 0), inbox.is_news(2, 0), inbox.is_news(1, 0), inbox.is_news(1, 5)] == [
         True,
@@ -120,14 +122,14 @@ def test_unreliable_messages_are_always_news_and_those_of_an_older_incarnation_n
     ]
 
 
-def test_a_new_incarnation_begins_from_nothing() -> None:
+def test_a_new_incarnation_starts_from_nothing() -> None:
     inbox = Inbox()
     assert inbox.is_news(1, 1)
     assert inbox.is_news(2, 1)
     assert not inbox.is_news(1, 2)
 
 
-def test_what_is_seen_again_may_be_acknowledged_only_after_it_has_taken_effect() -> None:
+def test_a_repeated_message_may_be_acknowledged_only_after_it_has_taken_effect() -> None:
     inbox = Inbox()
     inbox.is_news(1, 1)
     assert not inbox.is_settled(1, 1)
@@ -139,14 +141,14 @@ def test_what_is_seen_again_may_be_acknowledged_only_after_it_has_taken_effect()
 @given(st.lists(st.integers(1, 30)))
 @example([1, 3, 2])
 @example([2, 1, 3, 3])
-def test_the_inbox_knows_exactly_what_it_has_seen(seqs: list[int]) -> None:
+def test_the_inbox_knows_exactly_which_messages_it_has_seen(seqs: list[int]) -> None:
     inbox, seen = Inbox(), set[int]()
     for seq in seqs:
         assert inbox.is_news(1, seq) == (seq not in seen)
         seen.add(seq)
 
 
-def test_a_week_of_messages_after_a_restart_of_the_service_costs_no_memory() -> None:
+def test_a_week_of_messages_after_a_service_restart_costs_no_memory() -> None:
     inbox = Inbox()
     for seq in range(100_000, 200_000):  # the service before us has heard the others
         assert inbox.is_news(1, seq)
@@ -187,7 +189,7 @@ class Rivals:
         return [one.body.path for one in self.talk.at_clients if isinstance(one.body, Rejected)]
 
 
-def test_one_that_comes_back_after_another_of_its_task_has_spoken_repeats_nothing_and_hears_all() -> None:
+def test_a_peer_that_returns_after_another_of_its_task_has_spoken_repeats_nothing_and_hears_everything() -> None:
     rivals = Rivals()
     rivals.talk.at_clients.clear()
     rivals.wire.network.bring_back(rivals.first)
@@ -199,7 +201,7 @@ def test_one_that_comes_back_after_another_of_its_task_has_spoken_repeats_nothin
     assert len(rivals.server.peers) == 2
 
 
-def test_one_that_comes_back_after_another_has_its_place_is_heard_no_more() -> None:
+def test_a_peer_that_returns_after_its_successor_is_ignored() -> None:
     rivals = Rivals()
     (second,) = rivals.server.peers
     rivals.server.forget_others(second)
@@ -211,7 +213,7 @@ def test_one_that_comes_back_after_another_has_its_place_is_heard_no_more() -> N
     assert list(rivals.server.peers) == [second]
 
 
-def test_of_connections_of_dead_processes_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_connections_of_dead_processes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "DEAD_MAX", 2)
     rivals = Rivals()
     for _ in range(4):

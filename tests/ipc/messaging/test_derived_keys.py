@@ -1,4 +1,4 @@
-"""Keys that follow from a secret: the same for all who have it, and others for every other secret, start and purpose."""
+"""Keys derive from a secret: equal for all its holders, and different for any other secret, start or purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from procsv.ipc.messaging.curve_transport import SALT, derive_keys, member_keys
 SECRET, START = b"0123456789abcdef" * 2, "k8s:uid:0"
 
 
-def test_all_who_have_the_secret_have_the_same_keys_and_nobody_else_has() -> None:
+def test_all_holders_of_the_secret_have_the_same_keys_and_nobody_else_has() -> None:
     keys = derive_keys(SECRET, START)
 
     assert derive_keys(SECRET, START) == keys
@@ -36,7 +36,7 @@ def test_all_who_have_the_secret_have_the_same_keys_and_nobody_else_has() -> Non
     assert keys.coordinator.public.encode() == zmq.curve_public(keys.coordinator.secret.encode())
 
 
-def test_they_are_those_of_the_standard() -> None:
+def test_the_derived_keys_match_the_standards_test_vectors() -> None:
     """RFC 5869, written out: extract with the salt, then the first block of expand."""
     extracted = hmac.new(SALT, SECRET, hashlib.sha256).digest()
     block = hmac.new(extracted, b"curve key of the coordinator\0" + START.encode() + b"\x01", hashlib.sha256).digest()

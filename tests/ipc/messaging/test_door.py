@@ -1,4 +1,4 @@
-"""Strangers at a TCP port cost its process no more than a few descriptors, whatever they say or do not say."""
+"""Strangers at a TCP port cost its process only a few descriptors, whatever they send."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def held() -> Iterator[ExitStack]:
         yield made
 
 
-def test_a_flood_of_silent_connections_takes_no_more_than_a_share_of_the_descriptors_and_cuts_nobody_off(
+def test_a_flood_of_silent_connections_takes_only_a_share_of_the_descriptors_and_cuts_nobody_off(
     held: ExitStack,
 ) -> None:
     with few_descriptors():
@@ -109,7 +109,7 @@ def test_a_flood_of_silent_connections_takes_no_more_than_a_share_of_the_descrip
         ends.speak()
 
 
-def test_who_says_nothing_and_who_says_nonsense_is_sent_away_and_counted(held: ExitStack) -> None:
+def test_a_silent_client_and_one_that_sends_nonsense_are_disconnected_and_counted(held: ExitStack) -> None:
     ends = Ends(held)
     member = ends.speak()
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(63)):
@@ -121,7 +121,7 @@ def test_who_says_nothing_and_who_says_nonsense_is_sent_away_and_counted(held: E
     assert ends.server.refused == 3
 
 
-def test_a_port_of_snapshots_is_guarded_alike(held: ExitStack) -> None:
+def test_a_snapshot_port_is_guarded_the_same_way(held: ExitStack) -> None:
     wake_fd = os.eventfd(0)
     held.callback(os.close, wake_fd)
     server = BulkServer(0, KEYS, THEIRS.public, wake_fd, 8)
@@ -132,7 +132,7 @@ def test_a_port_of_snapshots_is_guarded_alike(held: ExitStack) -> None:
             pass  # its greeting, and then the end
 
 
-def test_the_ports_listen_at_the_address_of_this_machine_that_is_told(
+def test_the_ports_listen_at_the_given_address_of_this_machine(
     held: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCSV_HOST", "127.0.0.2")
@@ -151,7 +151,7 @@ def test_the_ports_listen_at_the_address_of_this_machine_that_is_told(
         ("no-such.invalid", [], "PROCSV_HOST=no-such.invalid is not found"),
     ],
 )
-def test_what_is_told_and_is_no_address_here_means_all_and_is_said(
+def test_a_given_name_that_is_no_address_here_means_all_addresses_and_is_reported(
     host: str, addresses: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCSV_HOST", host)
@@ -161,7 +161,7 @@ def test_what_is_told_and_is_no_address_here_means_all_and_is_said(
     assert bool(said) == bool(why)
 
 
-def test_a_name_that_only_this_machine_has_for_itself_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_only_this_machine_resolves_is_not_an_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROCSV_HOST", "n1")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
     assert where_to_listen()[0] == []

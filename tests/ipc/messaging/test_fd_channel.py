@@ -1,4 +1,4 @@
-"""The typed channel with open files, on a real pair of sockets."""
+"""The typed channel passes messages and open files over a real pair of sockets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def take(channel: Channel) -> tuple[Word, list[int]]:
     return received
 
 
-def test_messages_arrive_in_both_directions_as_what_they_were(ends: tuple[Channel, Channel]) -> None:
+def test_messages_arrive_unchanged_in_both_directions(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     assert other.receive() is None
     one.send(Said("hello"))
@@ -73,7 +73,7 @@ def test_messages_arrive_in_both_directions_as_what_they_were(ends: tuple[Channe
     assert (other.receive(), one.receive()) == (None, None)
 
 
-def test_each_message_brings_its_own_files_which_children_do_not_inherit(
+def test_each_message_brings_its_own_files_and_children_do_not_inherit_them(
     ends: tuple[Channel, Channel], tmp_path: Path
 ) -> None:
     one, other = ends
@@ -96,7 +96,7 @@ def test_each_message_brings_its_own_files_which_children_do_not_inherit(
     assert found == [(Said("none"), []), (Said("two"), ["a", "b"]), (Said("one"), ["c"])]
 
 
-def test_a_part_of_a_message_is_none_yet_wherever_it_is_cut(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_partial_message_is_not_delivered_wherever_it_is_cut(raw: tuple[socket.socket, Channel]) -> None:
     end, channel = raw
     for byte in frame(Said("slow")):
         assert channel.receive() is None
@@ -123,7 +123,7 @@ def test_a_message_longer_than_any_buffer_arrives_whole_with_its_file(
     os.close(fd)
 
 
-def test_a_message_whose_sending_a_signal_interrupts_arrives_whole(ends: tuple[Channel, Channel]) -> None:
+def test_a_message_whose_sending_is_interrupted_by_a_signal_arrives_whole(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     long, handled, found = Said("x" * 3_000_000), threading.Event(), list[Word]()
     before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
@@ -145,7 +145,7 @@ def test_a_message_whose_sending_a_signal_interrupts_arrives_whole(ends: tuple[C
     assert found == [long]
 
 
-def test_what_was_not_received_is_there_for_whoever_has_the_end_next(ends: tuple[Channel, Channel]) -> None:
+def test_unread_messages_are_there_for_the_next_holder_of_the_end(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     one.send(Said("first"))
     one.send(Said("second"))
@@ -158,9 +158,7 @@ def test_what_was_not_received_is_there_for_whoever_has_the_end_next(ends: tuple
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("left", [b"", frame(Said("cut"))[:3], frame(Said("cut"))[:-1]], ids=["", "header", "message"])
-def test_nothing_more_comes_from_an_end_that_is_closed(
-    raw: tuple[socket.socket, Channel], left: bytes, waits: bool
-) -> None:
+def test_nothing_more_comes_from_a_closed_end(raw: tuple[socket.socket, Channel], left: bytes, waits: bool) -> None:
     end, channel = raw
     end.sendall(frame(Said("last")) + left)
     end.close()
@@ -170,7 +168,7 @@ def test_nothing_more_comes_from_an_end_that_is_closed(
             channel.receive(waits)
 
 
-def test_an_end_that_was_closed_before_it_had_read_all_is_gone_like_any_other(ends: tuple[Channel, Channel]) -> None:
+def test_an_end_that_closed_with_unread_messages_is_gone_like_any_other(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     one.send(Said("unread"))
     other.close()
@@ -190,14 +188,14 @@ def test_an_end_that_was_closed_before_it_had_read_all_is_gone_like_any_other(en
     ],
     ids=["too long", "no MessagePack", "a number", "another struct"],
 )
-def test_what_is_no_message_is_an_end(raw: tuple[socket.socket, Channel], data: bytes) -> None:
+def test_an_invalid_message_ends_the_channel(raw: tuple[socket.socket, Channel], data: bytes) -> None:
     end, channel = raw
     end.sendall(data)
     with pytest.raises(EOFError):
         channel.receive()
 
 
-def test_too_long_a_message_and_too_many_files_are_refused_before_a_byte_is_sent(ends: tuple[Channel, Channel]) -> None:
+def test_too_long_a_message_or_too_many_files_are_refused_before_a_byte_is_sent(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     with pytest.raises(OSError, match="bytes and 0 files"):
         one.send(Said("x" * MESSAGE_BYTES_MAX))
@@ -206,7 +204,7 @@ def test_too_long_a_message_and_too_many_files_are_refused_before_a_byte_is_sent
     assert other.receive() is None
 
 
-def test_files_of_a_message_that_never_came_whole_are_closed_with_the_channel(
+def test_files_of_an_incomplete_message_are_closed_with_the_channel(
     raw: tuple[socket.socket, Channel],
 ) -> None:
     end, channel = raw
@@ -221,7 +219,7 @@ def test_files_of_a_message_that_never_came_whole_are_closed_with_the_channel(
     assert channel.fd == -1
 
 
-def test_a_process_that_can_have_no_more_files_is_told_so(ends: tuple[Channel, Channel]) -> None:
+def test_a_process_without_free_descriptors_gets_a_clear_error(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     one.send(Said("with a file"), [one.fd])
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -235,7 +233,7 @@ def test_a_process_that_can_have_no_more_files_is_told_so(ends: tuple[Channel, C
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_arguments_that_are_not_utf8_arrive_as_they_were_given() -> None:
+def test_arguments_that_are_not_utf8_arrive_unchanged() -> None:
     start = Start(
         task=WATCHDOG, run="r", incarnation=1, logdir="/l", run_dir="/r", shm_dir="/s", args=("caf\udce9", "é", "\n")
     )

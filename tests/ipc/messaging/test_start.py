@@ -1,4 +1,4 @@
-"""What a process is told at its start arrives as it was said, once, and is hidden from what runs after it."""
+"""A process receives its start parameters exactly once, and hides them from its own children."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def a_start(**changes: object) -> Start:
 
 @given(STARTS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_said_is_what_is_taken(start: Start) -> None:
+def test_start_parameters_are_taken_as_they_were_passed(start: Start) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", start.environment({"HOME": "/h"}))
         assert take_start(start.task) == start
         assert os.environ == {"HOME": "/h"}, "taken out, before anything of the user's can see it"
 
 
-def test_the_base_environment_is_passed_on_and_not_changed() -> None:
+def test_the_base_environment_is_passed_on_unchanged() -> None:
     base = {"HOME": "/h", VARIABLE: "another's"}
     told = a_start().environment(base)
     assert told["HOME"] == "/h"
@@ -60,12 +60,12 @@ def test_the_base_environment_is_passed_on_and_not_changed() -> None:
     assert base[VARIABLE] == "another's"
 
 
-def test_the_command_line_says_role_logdir_and_target() -> None:
+def test_the_command_line_shows_role_logdir_and_target() -> None:
     assert a_start().argv() == [sys.executable, "-m", "procsv.training", "trainer", "/l", "train.py", "--steps", "3"]
     assert a_start(task=SUMMARY, target="", args=()).argv() == [sys.executable, "-m", "procsv.services.summary", "/l"]
 
 
-def test_an_interpreter_without_options_starts_a_trainer_without_any() -> None:
+def test_an_interpreter_without_options_starts_a_trainer_without_options() -> None:
     """In the tree, where there is no -P, either."""
     program = """
 from procsv.base.identity import TRAINER
@@ -80,24 +80,24 @@ print(Start(task=TRAINER, run="r", incarnation=1, **files, target="train.py", ar
     assert said.stdout.strip() == "['-m', 'procsv.training', 'trainer', '/l', 'train.py']"
 
 
-def test_the_places_are_those_of_the_run() -> None:
+def test_the_paths_are_the_runs() -> None:
     assert a_start().paths == RunPaths(Path("/l"), Path("/r"), Path("/s"))
 
 
-def test_who_is_started_by_hand_is_told_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_started_by_hand_says_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(SystemExit, match="procsv launch"):
         take_start(SUMMARY)
 
 
-def test_who_is_started_as_another_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_started_as_another_role_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, a_start().environment({})[VARIABLE])
     with pytest.raises(ProcsvBug, match="started as trainer"):
         take_start(SUMMARY)
 
 
 @pytest.mark.fault
-def test_arguments_arrive_as_they_were_given_whatever_their_bytes(tmp_path: Path) -> None:
+def test_arguments_arrive_unchanged_whatever_their_bytes(tmp_path: Path) -> None:
     args = ("ä", "\udcff\udc80", 'quo"te', "new\nline", "", "--", "日本")
     source = f"""
 import sys

@@ -1,4 +1,4 @@
-"""What server and client promise each other, over unix sockets and over the network in memory alike."""
+"""Server and client keep the same contract over unix sockets and over the network in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def notes(talk: Talk) -> list[str]:
     return [received.body.path for received in talk.at_server if isinstance(received.body, UserSave)]
 
 
-def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk) -> None:
+def test_a_message_sent_before_the_server_exists_is_delivered_once_it_does(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
     client.send_reliable(note(1))
@@ -58,7 +58,7 @@ def test_what_is_told_before_the_server_is_there_is_heard_once_it_is(talk: Talk)
     assert notes(talk) == ["note 1"]
 
 
-def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
+def test_a_client_that_connects_after_the_server_can_talk_to_it(talk: Talk) -> None:
     _, client = meet(talk)
     client.send_reliable(note(1))
     talk.until_all_said()
@@ -66,7 +66,7 @@ def test_a_client_that_comes_after_the_server_is_heard(talk: Talk) -> None:
     assert notes(talk) == ["note 1"]
 
 
-def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
+def test_a_message_to_nobody_is_lost_and_the_sender_learns_so(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
     assert client.send(Ack(), re=1) is False
@@ -77,7 +77,7 @@ def test_what_is_said_to_nobody_is_lost_and_says_so(talk: Talk) -> None:
     assert [received.re for received in talk.received(Ack)] == [2]
 
 
-def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) -> None:
+def test_every_new_connection_starts_with_an_introduction(talk: Talk) -> None:
     client = talk.wire.client()
     talk.clients = [client]
     client.send_reliable(note(1))
@@ -93,7 +93,7 @@ def test_the_introduction_is_the_first_word_on_every_new_connection(talk: Talk) 
     assert isinstance(talk.at_server[0].body, Hello)
 
 
-def test_what_a_killed_server_had_not_acknowledged_is_said_to_the_next(talk: Talk) -> None:
+def test_messages_that_a_killed_server_had_not_acknowledged_reach_the_next_one(talk: Talk) -> None:
     _, client = meet(talk)
     talk.acknowledges = False
     client.send_reliable(note(1))
@@ -108,7 +108,7 @@ def test_what_a_killed_server_had_not_acknowledged_is_said_to_the_next(talk: Tal
     assert client.connections == 2
 
 
-def test_what_a_server_acknowledged_is_not_said_to_the_next(talk: Talk) -> None:
+def test_acknowledged_messages_are_not_sent_to_the_next_server(talk: Talk) -> None:
     _, client = meet(talk)
     client.send_reliable(note(1))
     talk.until_all_said()
@@ -119,7 +119,7 @@ def test_what_a_server_acknowledged_is_not_said_to_the_next(talk: Talk) -> None:
     assert notes(talk) == ["note 1", "note 2"]
 
 
-def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_said(talk: Talk) -> None:
+def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_sent(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
     client.send_reliable(note(1))
@@ -132,7 +132,7 @@ def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_s
     talk.until_all_said()
 
 
-def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(talk: Talk) -> None:
+def test_a_lost_acknowledgement_is_repeated_and_the_message_is_handled_once(talk: Talk) -> None:
     server, client = meet(talk)
     client.send_reliable(note(1))
     talk.until_all_said()
@@ -145,7 +145,7 @@ def test_a_lost_acknowledgement_is_given_again_and_the_message_is_handled_once(t
     assert server.dropped["seen before"] == 1
 
 
-def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Talk) -> None:
+def test_an_answer_names_its_question_and_acknowledges_it(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
     state = RestoreFrom("fresh", "", -1, 0, (), "")
@@ -162,7 +162,7 @@ def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Ta
     talk.until(lambda: not server.unacknowledged(TRAINER))
 
 
-def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named(talk: Talk) -> None:
+def test_a_broadcast_reaches_every_peer_of_the_newest_incarnation_of_the_named_roles(talk: Talk) -> None:
     server, old = meet(talk, TRAINER, 1)
     meet(talk, TRAINER, 2)
     meet(talk, WATCHDOG, 1)
@@ -174,7 +174,7 @@ def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named
     assert old.dropped.total() == 0
 
 
-def test_nothing_that_an_older_incarnation_says_is_heard(talk: Talk) -> None:
+def test_messages_of_an_older_incarnation_are_ignored(talk: Talk) -> None:
     server, old = meet(talk, TRAINER, 1)
     meet(talk, TRAINER, 2)
     old.send_reliable(note(1))
@@ -191,7 +191,7 @@ def test_a_message_of_another_run_is_dropped_and_counted(talk: Talk) -> None:
     assert notes(talk) == []
 
 
-def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> None:
+def test_the_command_line_belongs_to_no_run_and_gets_an_answer(talk: Talk) -> None:
     talk.server = talk.wire.server(task=WATCHDOG)
     talk.greets = False  # a command asks one thing and goes
     command = talk.wire.client(COMMAND_LINE, run="")
@@ -202,7 +202,7 @@ def test_the_command_line_belongs_to_no_run_and_gets_its_answer(talk: Talk) -> N
     talk.until(lambda: talk.answers(Status))
 
 
-def test_a_message_for_another_role_is_refused_counted_and_not_said_again(talk: Talk, refuses: None) -> None:
+def test_a_message_for_another_role_is_refused_counted_and_not_resent(talk: Talk, refuses: None) -> None:
     server, client = meet(talk)
     talk.wire.raw(client, [envelope(StopRun(now=True), seq=9)])
     talk.wire.raw(client, [envelope(Rejected("p", "w"), seq=10)])
@@ -233,7 +233,7 @@ def test_a_message_that_breaks_its_contract_fails_the_test_that_causes_it(talk: 
         talk.until(lambda: False)
 
 
-def test_what_a_role_may_not_send_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
+def test_a_message_that_a_role_may_not_send_is_our_bug_and_is_not_sent(talk: Talk) -> None:
     server, client = meet(talk)
     who = next(iter(server.peers))
     with pytest.raises(ProcsvBug, match="trainer sends Rejected"):
@@ -260,7 +260,7 @@ def test_garbage_is_counted_and_survived(talk: Talk, frames: list[bytes]) -> Non
     assert notes(talk) == ["note 1"]
 
 
-def test_another_protocol_is_refused_with_both_numbers(talk: Talk) -> None:
+def test_another_protocol_version_is_refused_with_both_numbers(talk: Talk) -> None:
     server, client = meet(talk)
     talk.wire.raw(client, [envelope(note(1), protocol=PROTOCOL + 1)])
     talk.until(lambda: server.dropped.total())
@@ -268,7 +268,7 @@ def test_another_protocol_is_refused_with_both_numbers(talk: Talk) -> None:
     assert list(server.dropped) == [Naming(f"protocol {PROTOCOL + 1}; ", f"protocol {PROTOCOL}")]
 
 
-def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Talk) -> None:
+def test_the_counters_stay_few_however_many_errors_are_possible(talk: Talk) -> None:
     server, client = meet(talk)
     for protocol in range(100, 200):
         talk.wire.raw(client, [envelope(note(1), protocol=protocol)])
@@ -277,13 +277,13 @@ def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Tal
     assert len(server.dropped) == DROPPED_REASONS_MAX + 1
 
 
-def test_a_message_over_the_limit_is_our_own_bug_and_is_not_sent(talk: Talk) -> None:
+def test_a_message_over_the_limit_is_our_bug_and_is_not_sent(talk: Talk) -> None:
     _, client = meet(talk)
     with pytest.raises(ProcsvBug):
         client.send_reliable(UserSave("x" * MESSAGE_BYTES_MAX))
 
 
-def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk) -> None:
+def test_a_peer_is_forgotten_when_its_role_speaks_on_a_later_connection(talk: Talk) -> None:
     server, first = meet(talk)
     talk.clients.clear()
     talk.wire.drop_client(first)
@@ -293,7 +293,7 @@ def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk)
     talk.until(lambda: not server.unacknowledged(TRAINER))
 
 
-def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Talk) -> None:
+def test_the_only_peer_of_its_role_is_kept_even_if_it_cannot_be_reached(talk: Talk) -> None:
     server, client = meet(talk)
     talk.clients.clear()
     talk.wire.drop_client(client)
@@ -304,7 +304,7 @@ def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Tal
     assert server.unacknowledged(TRAINER) == 1
 
 
-def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
+def test_a_forgotten_peer_gets_no_more_messages(talk: Talk) -> None:
     server, client = meet(talk)
     talk.acknowledges = False
     server.broadcast(Rejected("p", "w"), TRAINER)

@@ -1,4 +1,4 @@
-"""What only real sockets can show: files, modes, processes that are killed, and waiting."""
+"""The properties that only real sockets have: files, modes, killed processes and waiting."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def talk(path: Path) -> Iterator[Talk]:
     wire.close()
 
 
-def test_the_socket_is_for_its_owner_alone(ends: Ends, path: Path) -> None:
+def test_only_its_owner_can_use_the_socket(ends: Ends, path: Path) -> None:
     before = os.umask(0o022)
     try:
         ends.server()
@@ -121,7 +121,7 @@ def test_row_32_another_user_is_refused_whatever_the_modes_allow(ends: Ends, pat
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
-def test_what_is_no_socket_in_its_place_is_an_error_and_stays(ends: Ends, path: Path, what: str) -> None:
+def test_a_file_in_place_of_the_socket_is_an_error_and_stays(ends: Ends, path: Path, what: str) -> None:
     if what == "file":
         path.write_text("precious")
     elif what == "directory":
@@ -140,13 +140,13 @@ def test_what_is_no_socket_in_its_place_is_an_error_and_stays(ends: Ends, path: 
         assert path.read_text() == "precious"
 
 
-def test_a_stale_socket_is_taken_over(ends: Ends, path: Path) -> None:
+def test_a_stale_socket_is_replaced(ends: Ends, path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     assert ends.server().is_in_place()
 
 
-def test_a_deleted_or_replaced_socket_is_noticed_and_only_the_own_one_is_removed(ends: Ends, path: Path) -> None:
+def test_a_deleted_or_replaced_socket_is_noticed_and_only_our_own_is_removed(ends: Ends, path: Path) -> None:
     server = ends.server()
     assert server.is_in_place()
     path.unlink()
@@ -159,9 +159,7 @@ def test_a_deleted_or_replaced_socket_is_noticed_and_only_the_own_one_is_removed
         assert path.exists()
 
 
-def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_who_comes(
-    ends: Ends, path: Path
-) -> None:
+def test_row_51_a_socket_that_is_bound_again_keeps_its_clients_and_accepts_new_ones(ends: Ends, path: Path) -> None:
     server, old = ends.server(), ends.client()
     waiter = Waiter()
     for end in (server, old):
@@ -192,9 +190,7 @@ def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_w
     say(new, 3)
 
 
-def test_a_socket_without_a_directory_is_an_error_of_the_system_and_bound_when_there_is_one(
-    ends: Ends, path: Path
-) -> None:
+def test_a_socket_without_a_directory_is_a_system_error_and_is_bound_once_there_is_one(ends: Ends, path: Path) -> None:
     server = ends.server()
     path.unlink()
     away = path.parent.rename(path.parent.with_name(path.parent.name + ".away"))
@@ -210,7 +206,9 @@ def test_close_removes_the_socket(ends: Ends, path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_are_served(talk: Talk, path: Path, ends: Ends) -> None:
+def test_a_peer_that_sends_too_much_is_disconnected_and_the_others_are_served(
+    talk: Talk, path: Path, ends: Ends
+) -> None:
     talk.server = talk.wire.server()
     client = talk.wire.client()
     talk.clients = [client]
@@ -240,7 +238,7 @@ def test_a_message_of_almost_the_limit_arrives(talk: Talk) -> None:
     talk.until(lambda: talk.received(UserSave))
 
 
-def test_who_speaks_no_zeromq_at_all_is_survived(talk: Talk, path: Path) -> None:
+def test_a_peer_that_does_not_speak_zeromq_is_survived(talk: Talk, path: Path) -> None:
     talk.server = talk.wire.server()
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(str(path))
@@ -251,9 +249,7 @@ def test_who_speaks_no_zeromq_at_all_is_survived(talk: Talk, path: Path) -> None
 
 
 @pytest.mark.fault
-def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_its_place(
-    talk: Talk, path: Path
-) -> None:
+def test_messages_that_a_killed_server_left_unhandled_reach_its_successor(talk: Talk, path: Path) -> None:
     client = talk.wire.client()
     talk.clients = [client]
     with running(SERVER, path, RUN, 1, "no") as first:
@@ -275,7 +271,7 @@ def test_what_a_server_that_was_killed_left_open_is_said_to_the_one_started_in_i
 
 
 @pytest.mark.fault
-def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, path: Path) -> None:
+def test_a_server_survives_a_client_that_is_killed_in_mid_message(talk: Talk, path: Path) -> None:
     talk.server = talk.wire.server()
     source = """
         import sys
@@ -309,7 +305,7 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
 
 
 # -- Waiter ----------------------------------------------------------------------------------------------------
-def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
+def test_waiting_ends_when_a_channel_has_news(ends: Ends, path: Path) -> None:
     waiter = Waiter()
     server = ends.server()
     client = ends.client()
@@ -322,7 +318,7 @@ def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
     assert waiter.wait(300.0) == [server]
 
 
-def test_waiting_ends_with_a_readable_descriptor_and_names_it(ends: Ends) -> None:
+def test_waiting_ends_when_a_descriptor_is_readable_and_names_it(ends: Ends) -> None:
     waiter, fd = Waiter(), os.eventfd(0, os.EFD_NONBLOCK)
     waiter.register(fd)
     assert waiter.wait(0.0) == []
@@ -336,7 +332,7 @@ def test_waiting_ends_with_a_readable_descriptor_and_names_it(ends: Ends) -> Non
     os.close(fd)
 
 
-def test_waiting_without_news_ends_in_time_and_never_too_early() -> None:
+def test_waiting_without_news_ends_on_time_and_never_too_early() -> None:
     clock, waiter, fd = SystemClock(), Waiter(), os.eventfd(0)
     waiter.register(fd)
     before_s = clock.monotonic()
@@ -345,7 +341,7 @@ def test_waiting_without_news_ends_in_time_and_never_too_early() -> None:
     os.close(fd)
 
 
-def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path) -> None:
+def test_a_client_with_more_to_send_is_not_waited_for(ends: Ends, path: Path) -> None:
     clock, waiter = SystemClock(), Waiter()
     client = ends.client()
     waiter.register(client)

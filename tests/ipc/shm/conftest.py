@@ -1,4 +1,4 @@
-"""A directory for slots, and a pool of them."""
+"""A directory for slots and a pool of them."""
 
 from __future__ import annotations
 

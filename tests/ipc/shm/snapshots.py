@@ -1,4 +1,4 @@
-"""Snapshots for tests of the slots: made of bytes, with no TensorFlow."""
+"""Snapshots made of bytes for the slot tests, without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File parcels: a file gets to its place whole, or the old one stands."""
+"""A file parcel puts a file in place whole, or the old file stays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_parcel(directory: Path, target: Path, number: int = 1, **more: Any) -> 
         return parcel.publish_parcel(FileOrder(str(target), len(CONTENTS), **more))
 
 
-def test_a_parcels_file_is_placed_whole_and_the_parcel_goes(tmp_path: Path) -> None:
+def test_a_parcels_file_is_put_in_place_whole_and_the_parcel_is_removed(tmp_path: Path) -> None:
     target = tmp_path / "best.weights.h5"
     parcel = make_parcel(tmp_path, target)
     place_parcel(parcel)
@@ -55,7 +55,7 @@ def test_the_contents_may_be_a_member_of_an_archive(tmp_path: Path) -> None:
         ]
 
 
-def test_parcels_are_listed_in_the_order_in_which_they_were_made_and_unfinished_ones_are_swept(tmp_path: Path) -> None:
+def test_parcels_are_listed_in_the_order_of_their_creation_and_unfinished_ones_are_removed(tmp_path: Path) -> None:
     made = [make_parcel(tmp_path, tmp_path / "file", number) for number in (2, 10, 1)]
     (tmp_path / "file.x").touch()
     unfinished = tmp_path / ".file.1.3.new"
@@ -65,7 +65,7 @@ def test_parcels_are_listed_in_the_order_in_which_they_were_made_and_unfinished_
     assert not unfinished.exists()
 
 
-def test_what_is_not_whole_is_refused_and_the_old_file_stands(tmp_path: Path) -> None:
+def test_an_incomplete_parcel_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
     target = tmp_path / "best.weights.h5"
     target.write_bytes(b"old")
     parcel = make_parcel(tmp_path, target)
@@ -93,9 +93,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_the_parcel(
 
 
 @pytest.mark.parametrize("moment", ["parcel.place", "parcel.within", "parcel.placed"])
-def test_a_kill_leaves_the_old_file_or_the_new_one_and_the_parcel_is_carried_out_again(
-    tmp_path: Path, moment: str
-) -> None:
+def test_a_kill_leaves_the_old_file_or_the_new_one_and_the_parcel_is_applied_again(tmp_path: Path, moment: str) -> None:
     target = tmp_path / "best.weights.h5"
     target.write_bytes(b"old")
     parcel = make_parcel(tmp_path, target)

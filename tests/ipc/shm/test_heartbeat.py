@@ -1,4 +1,4 @@
-"""Heartbeats: read at any time, from any process, whole or not at all."""
+"""A heartbeat can be read at any time from any process, whole or not at all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_reader_that_comes_first_sees_nothing_and_then_the_first_beat(path: Pa
     writer.close()
 
 
-def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(path: Path) -> None:
+def test_the_beat_shows_how_snapshots_are_spaced_and_why_in_words(path: Path) -> None:
     writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     for spacing in Spacing:
         writer.snapshots = Snapshots(spacing, 2.5, 12, 0.0011, 0.001, 0.02, 2.0)
@@ -77,7 +77,7 @@ def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(p
     writer.close()
 
 
-def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
+def test_the_beat_shows_the_progress_of_a_fit(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     writer.fit = FitPlace(2, 3, 50, 7, 0)
     writer.beat(1.0)
@@ -98,7 +98,9 @@ def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
     st.sampled_from(Phase), st.integers(-1, 2**62), st.integers(0, 2**62), st.integers(0, 10**9), st.integers(0, 10**9)
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_beaten_is_read(path: Path, phase: Phase, step: int, work: int, now_s: int, extended_s: int) -> None:
+def test_a_written_beat_is_read_back(
+    path: Path, phase: Phase, step: int, work: int, now_s: int, extended_s: int
+) -> None:
     writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     writer.phase, writer.step, writer.work, writer.extended_s = phase, step, work, float(extended_s)
     writer.beat(float(now_s))
@@ -107,7 +109,7 @@ def test_what_is_beaten_is_read(path: Path, phase: Phase, step: int, work: int, 
     writer.close()
 
 
-def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -> None:
+def test_an_interrupted_beat_leaves_the_previous_one(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     whole = reader.read_heartbeat()
     set_guard(path, 3)  # odd: its writer was killed in the middle
@@ -119,7 +121,7 @@ def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -
         one.close()
 
 
-def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
+def test_a_guard_of_zero_means_no_beat(path: Path) -> None:
     """Writing clears the guard for an instant, and zero is an even number."""
     writer, reader = beating(path), HeartbeatReader(path)
     set_guard(path, 0)
@@ -132,7 +134,7 @@ def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
     writer.close()
 
 
-def test_a_file_of_something_else_is_no_heartbeat(path: Path) -> None:
+def test_a_file_with_other_contents_is_not_a_heartbeat(path: Path) -> None:
     path.write_bytes(b"\0" * 4096)
     reader = HeartbeatReader(path)
     assert reader.read_heartbeat() is None
@@ -149,7 +151,7 @@ def test_a_closed_reader_may_read_again(path: Path) -> None:
     writer.close()
 
 
-def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_in_it(path: Path) -> None:
+def test_a_removed_file_is_read_to_its_end_and_recreated_with_the_same_contents(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     path.unlink()
     writer.beat(2.0)
@@ -170,14 +172,14 @@ def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_
     writer.close()
 
 
-def test_a_file_that_is_in_place_is_gone_on_with(path: Path) -> None:
+def test_an_existing_file_is_continued(path: Path) -> None:
     writer, before = beating(path), path.stat()
     writer.renew_file()
     assert path.stat() == before
     writer.close()
 
 
-def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_recreated_leaves_the_writer_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "run" / "trainer.1.heartbeat"
     path.parent.mkdir()
     writer, reader = beating(path), HeartbeatReader(path)
@@ -194,7 +196,9 @@ def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: P
     writer.close()
 
 
-def test_row_52_a_file_has_all_its_room_before_it_is_mapped_and_who_reads_a_cut_one_lives(path: Path) -> None:
+def test_row_52_a_file_is_fully_allocated_before_it_is_mapped_and_the_reader_of_a_truncated_one_survives(
+    path: Path,
+) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     assert path.stat().st_blocks * 512 >= path.stat().st_size, "no page is missing"
     last = reader.read_heartbeat()
@@ -205,7 +209,7 @@ def test_row_52_a_file_has_all_its_room_before_it_is_mapped_and_who_reads_a_cut_
 
 
 @pytest.mark.fault
-def test_a_heartbeat_is_whole_while_another_process_beats_as_fast_as_it_can_and_outlives_it(path: Path) -> None:
+def test_a_heartbeat_is_whole_while_another_process_beats_at_full_speed_and_outlives_it(path: Path) -> None:
     source = """
         import sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slots from one trainer to the next: which are taken over, which are left alone, and which are removed."""
+"""The next trainer adopts the right slots, leaves the others alone and removes the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from tests.ipc.shm.snapshots import RUN, publish, snapshot
 
 
-def test_the_next_trainer_takes_over_the_slots_but_never_the_newest_snapshot(shm: Path, pool: SlotPool) -> None:
+def test_the_next_trainer_adopts_the_slots_but_never_the_newest_snapshot(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     newest = snapshot(pool, 2)
     pool.close()  # dead
@@ -38,7 +38,7 @@ def pool_paths(shm: Path) -> list[Path]:
     return sorted(shm.glob("slot.*"))
 
 
-def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_that_a_trainer_restored_from_is_never_overwritten(shm: Path, pool: SlotPool) -> None:
     older, newest = snapshot(pool, 1), snapshot(pool, 2)
     pool.close()
     second = SlotPool(shm, RUN, TRAINER, 2)
@@ -48,7 +48,7 @@ def test_a_slot_that_a_trainer_restored_from_is_never_written_again(shm: Path, p
     second.close()
 
 
-def test_of_a_dead_trainers_slots_no_more_are_taken_over_than_are_wanted(shm: Path, pool: SlotPool) -> None:
+def test_no_more_of_a_dead_trainers_slots_are_adopted_than_are_wanted(shm: Path, pool: SlotPool) -> None:
     pool.reserve(1000, count=4)
     pool.close()
     with contextlib.closing(SlotPool(shm, RUN, TRAINER, 2)) as after:
@@ -56,7 +56,7 @@ def test_of_a_dead_trainers_slots_no_more_are_taken_over_than_are_wanted(shm: Pa
         assert len(after.paths) == 2
 
 
-def test_a_file_that_is_only_called_like_a_slot_is_left_alone(shm: Path) -> None:
+def test_a_file_that_is_only_named_like_a_slot_is_left_alone(shm: Path) -> None:
     alien = shm / "slot.of.somebody"
     alien.write_bytes(bytes(2 * HEADER_BYTES))
     with contextlib.closing(SlotPool(shm, RUN, TRAINER, 1)) as pool:
@@ -65,7 +65,7 @@ def test_a_file_that_is_only_called_like_a_slot_is_left_alone(shm: Path) -> None
     assert alien.read_bytes() == bytes(2 * HEADER_BYTES)
 
 
-def test_slots_that_somebody_has_removed_are_no_trouble_to_who_removes_them(shm: Path, pool: SlotPool) -> None:
+def test_slots_already_removed_by_others_are_no_error(shm: Path, pool: SlotPool) -> None:
     pool.paths[0].unlink()
     pool.unlink()
     assert list(shm.iterdir()) == []
@@ -86,7 +86,7 @@ def test_slots_that_are_too_small_or_in_use_are_left_alone(shm: Path, pool: Slot
     third.close()
 
 
-def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, pool: SlotPool) -> None:
+def test_numbers_of_existing_slots_are_skipped(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     pool.close()
     again = SlotPool(shm, RUN, TRAINER, 1)  # the same incarnation, a second time
@@ -95,7 +95,7 @@ def test_numbers_of_slots_that_are_there_already_are_passed_over(shm: Path, pool
     again.close()
 
 
-def test_each_task_has_slots_of_its_own_and_takes_over_no_other_s(shm: Path, pool: SlotPool) -> None:
+def test_each_task_has_its_own_slots_and_adopts_no_others(shm: Path, pool: SlotPool) -> None:
     worker = TaskId("worker", 1)
     mine = snapshot(pool, 1)
     pool.close()
@@ -114,7 +114,7 @@ def test_each_task_has_slots_of_its_own_and_takes_over_no_other_s(shm: Path, poo
 
 
 # -- removal -----------------------------------------------------------------------------------------------------
-def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_is_removed_only_if_it_is_unchanged(shm: Path, pool: SlotPool) -> None:
     info = snapshot(pool, 1)
     assert not remove_slot(info.path, msgspec.structs.replace(info, sequence=2))
     assert remove_slot(info.path, info)
@@ -122,7 +122,7 @@ def test_a_slot_is_removed_if_it_is_still_what_it_was(shm: Path, pool: SlotPool)
     assert remove_slot(info.path, info), "one that is gone already is removed"
 
 
-def test_a_slot_that_is_written_or_read_is_not_removed(pool: SlotPool) -> None:
+def test_a_slot_being_written_or_read_is_not_removed(pool: SlotPool) -> None:
     writer = pool.begin_snapshot()
     assert writer is not None
     assert not remove_slot(writer.path)
@@ -133,7 +133,7 @@ def test_a_slot_that_is_written_or_read_is_not_removed(pool: SlotPool) -> None:
     assert remove_slot(info.path)
 
 
-def test_a_slot_that_was_removed_under_the_hands_of_who_adopts_it_is_not_adopted(
+def test_a_slot_removed_during_its_adoption_is_not_adopted(
     shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot(pool, 1)

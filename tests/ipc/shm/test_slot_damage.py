@@ -1,4 +1,4 @@
-"""Slots that are damaged: what is torn, cut short, changed or of another version is never taken."""
+"""A slot that is torn, truncated, changed or of another version is never used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
 
 @given(head=st.binary(min_size=0, max_size=HEADER_USED_BYTES + 20))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
+def test_a_file_of_arbitrary_bytes_is_not_a_slot(shm: Path, head: bytes) -> None:
     (shm / "slot.1.0").write_bytes(head)
     assert scan_slots(shm, any_state=True) == []
     (shm / "slot.1.0").write_bytes(slot_header._MAGIC + head)
@@ -72,7 +72,7 @@ def test_every_byte_of_the_data_and_of_the_table_is_checked(shm: Path, pool: Slo
     assert read(info) == tensors
 
 
-def test_a_slot_that_was_cut_short_is_a_peer_error(pool: SlotPool) -> None:
+def test_a_truncated_slot_is_a_peer_error(pool: SlotPool) -> None:
     info = snapshot(pool, 1)
     os.truncate(info.path, info.toc_offset + 3)
     with pytest.raises(PeerError, match="table of contents"):
@@ -82,9 +82,7 @@ def test_a_slot_that_was_cut_short_is_a_peer_error(pool: SlotPool) -> None:
         SlotReader(info)
 
 
-def test_a_table_of_contents_of_another_version_is_a_peer_error(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_another_version_is_a_peer_error(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = pool.begin_snapshot()
     assert writer is not None
     contents, end = fill(writer, {"w": b"x"})

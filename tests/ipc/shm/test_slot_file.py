@@ -1,4 +1,4 @@
-"""Slots in shared memory: what is published is read back whole, what is torn, damaged or in use is never taken."""
+"""A published snapshot is read back whole from its slot; a torn, damaged or busy slot is never used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.ipc.shm.snapshots import RUN, STATE_AT, fill, flip, publish, read, sn
 # -- the way of a snapshot -------------------------------------------------------------------------------------
 @given(tensors=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=3000), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
+def test_a_published_snapshot_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
     pool = SlotPool(shm, RUN, TRAINER, 3)
     pool.reserve(0, count=1)
     writer = pool.begin_snapshot()
@@ -37,14 +37,14 @@ def test_what_is_published_is_read_back(shm: Path, tensors: dict[str, bytes]) ->
     pool.unlink()
 
 
-def test_slots_are_the_owner_s_alone_and_their_memory_is_reserved(pool: SlotPool) -> None:
+def test_slots_belong_to_the_owner_alone_and_their_memory_is_reserved(pool: SlotPool) -> None:
     for path in pool.paths:
         info = path.stat()
         assert info.st_mode & 0o777 == 0o600
         assert info.st_blocks * 512 >= HEADER_BYTES + 1000
 
 
-def test_every_tensor_begins_where_tensorflow_wants_it(pool: SlotPool) -> None:
+def test_every_tensor_is_aligned_as_tensorflow_needs_it(pool: SlotPool) -> None:
     writer = pool.begin_snapshot()
     assert writer is not None
     contents, _ = fill(writer, {"a": b"x", "b": b"y" * 65, "c": b""})
@@ -57,7 +57,7 @@ def test_align_moves_up_by_less_than_an_alignment(offset: int) -> None:
     assert align(offset) % TENSOR_ALIGNMENT_BYTES == 0
 
 
-def test_the_newest_comes_first(shm: Path) -> None:
+def test_the_newest_slot_comes_first(shm: Path) -> None:
     pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(100, count=3)
     for sequence in (5, 9, 7):
@@ -66,7 +66,7 @@ def test_the_newest_comes_first(shm: Path) -> None:
     pool.close()
 
 
-def test_a_slot_that_is_being_written_is_not_ready_and_what_it_held_is_forgotten(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_being_written_is_not_ready_and_its_old_contents_are_forgotten(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 1)
     snapshot(pool, 2)
     writer = pool.begin_snapshot()
@@ -95,7 +95,7 @@ def test_an_abandoned_slot_is_free_again(shm: Path, pool: SlotPool) -> None:
 
 
 # -- what is never overwritten ---------------------------------------------------------------------------------
-def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, pool: SlotPool) -> None:
+def test_the_newest_ready_slot_is_never_written_to(shm: Path, pool: SlotPool) -> None:
     newest = snapshot(pool, 1)
     for sequence in range(2, 50):
         writer = pool.begin_snapshot()
@@ -105,13 +105,13 @@ def test_the_newest_ready_slot_is_never_the_one_to_be_written(shm: Path, pool: S
         newest = publish(writer, sequence, {"w": b"%d" % sequence})
 
 
-def test_while_a_slot_is_written_no_second_one_is_to_be_had(pool: SlotPool) -> None:
+def test_no_second_slot_can_be_written_at_the_same_time(pool: SlotPool) -> None:
     snapshot(pool, 1)
     assert pool.begin_snapshot() is not None
     assert pool.begin_snapshot() is None
 
 
-def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_being_read_is_not_written_to(shm: Path, pool: SlotPool) -> None:
     older = snapshot(pool, 1)
     reader = SlotReader(older)
     snapshot(pool, 2)
@@ -124,7 +124,7 @@ def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
     reader.close()
 
 
-def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(pool: SlotPool) -> None:
+def test_a_mapping_keeps_its_contents_after_the_slot_is_released(pool: SlotPool) -> None:
     info = snapshot(pool, 1, b"before")
     reader = SlotReader(info)
     entry = reader.contents.shards[0][0]
@@ -134,7 +134,7 @@ def test_what_was_mapped_before_it_was_let_go_stays_what_it_was(pool: SlotPool) 
     assert read(info) == {"w": b"before"}
 
 
-def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) -> None:
+def test_a_reader_learns_when_its_slot_has_been_refilled(shm: Path, pool: SlotPool) -> None:
     first = snapshot(pool, 1)
     snapshot(pool, 2)
     writer = pool.begin_snapshot()
@@ -149,20 +149,20 @@ def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) 
         SlotReader(first)
 
 
-def test_a_slot_with_the_same_number_but_another_content_is_not_what_was_announced(pool: SlotPool) -> None:
+def test_a_slot_with_the_same_number_but_other_contents_is_not_the_announced_one(pool: SlotPool) -> None:
     info = snapshot(pool, 1)
     with pytest.raises(PeerError, match="no longer holds"):
         SlotReader(msgspec.structs.replace(info, incarnation=2))
 
 
-def test_hashes_are_of_the_bytes_as_they_lie_there(pool: SlotPool) -> None:
+def test_hashes_are_of_the_bytes_in_the_slot(pool: SlotPool) -> None:
     info = snapshot(pool, 1, b"abc")
     reader = SlotReader(info)
     assert reader.contents.shards[0][0].hash == xxhash.xxh3_64_intdigest(b"abc")
     reader.close()
 
 
-def test_a_slot_that_is_published_cannot_be_published_or_abandoned_again(pool: SlotPool) -> None:
+def test_a_published_slot_cannot_be_published_or_abandoned_again(pool: SlotPool) -> None:
     writer = pool.begin_snapshot()
     assert writer is not None
     contents, end = fill(writer, {"w": b"weights"})

@@ -1,4 +1,4 @@
-"""Trainers and services that are killed over a slot: what is whole stays, what is torn is never taken, locks go free."""
+"""After a kill during slot work, whole slots stay, torn slots are never used and locks are released."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def snapshot(pool: SlotPool, sequence: int) -> SlotInfo:
 
 
 @pytest.mark.parametrize("where", ["trainer.copy", "trainer.before_publish"])
-def test_a_slot_whose_trainer_was_killed_over_it_is_torn_and_the_one_before_counts(shm: Path, where: str) -> None:
+def test_a_slot_whose_trainer_was_killed_while_writing_is_torn_and_the_previous_one_counts(
+    shm: Path, where: str
+) -> None:
     with running(FILLS_SLOTS, shm, 1, 1, 9, failpoints=f"{where}=3*off->kill") as trainer:
         assert trainer.wait() == -9
         assert sorted(states(shm)) == [SlotState.WRITING, SlotState.READY]
@@ -103,7 +105,7 @@ def test_a_snapshot_counts_from_the_moment_it_is_published(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 20, 41, 97])
-def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, after: int) -> None:
+def test_the_newest_snapshot_is_whole_wherever_the_trainer_is_killed(shm: Path, after: int) -> None:
     with running(FILLS_SLOTS, shm, 1, 1, 10**6) as trainer:
         trainer.wait_said("published", after)
         trainer.kill()
@@ -112,7 +114,7 @@ def test_wherever_a_trainer_is_killed_the_newest_snapshot_is_whole(shm: Path, af
         assert read(newest) == expected(newest.sequence)
 
 
-def test_a_slot_that_another_process_reads_is_not_written_until_that_process_is_dead(shm: Path) -> None:
+def test_a_slot_that_another_process_reads_is_not_written_to_until_that_process_is_dead(shm: Path) -> None:
     pool = SlotPool(shm, RUN, TRAINER, 1)
     pool.reserve(200_000)
     older = snapshot(pool, 1)
@@ -130,7 +132,7 @@ def test_a_slot_that_another_process_reads_is_not_written_until_that_process_is_
     pool.close()
 
 
-def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
+def test_a_snapshot_being_read_outlives_its_trainer(shm: Path) -> None:
     with running(FILLS_SLOTS, shm, 1, 1, 3) as trainer:
         trainer.wait_said("done")
         with running(READER, shm, 2) as service:
@@ -145,7 +147,7 @@ def test_a_snapshot_that_is_read_outlives_its_trainer(shm: Path) -> None:
             second.close()
 
 
-def test_nobody_removes_a_slot_under_a_trainer_that_writes_to_it(shm: Path) -> None:
+def test_no_process_removes_a_slot_while_a_trainer_writes_to_it(shm: Path) -> None:
     source = """
         import sys
         from pathlib import Path

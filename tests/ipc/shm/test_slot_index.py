@@ -1,4 +1,4 @@
-"""The table of contents of a snapshot: where its checkpoint goes, and where its tensors lie."""
+"""A snapshot's index tells where its checkpoint goes and where its tensors are."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.ipc.shm.snapshots import PLAN
         (True, 12, "/l/model.ckpt-00000012"),
     ],
 )
-def test_a_checkpoint_is_named_by_its_step_if_there_is_one(pads: bool, step: int, prefix: str) -> None:
+def test_a_checkpoint_is_named_after_its_step_if_it_has_one(pads: bool, step: int, prefix: str) -> None:
     assert checkpoint_prefix(msgspec.structs.replace(PLAN, pad_step_number=pads), step) == prefix
 
 
 @given(st.integers(0, 2**40))
-def test_a_tensor_begins_at_the_next_place_where_one_may(offset: int) -> None:
+def test_a_tensor_starts_at_the_next_aligned_offset(offset: int) -> None:
     place = align(offset)
     assert place % TENSOR_ALIGNMENT_BYTES == 0
     assert offset <= place < offset + TENSOR_ALIGNMENT_BYTES
 
 
 @given(st.lists(st.binary()))
-def test_strings_come_back_as_they_were(values: list[bytes]) -> None:
+def test_strings_are_read_back_unchanged(values: list[bytes]) -> None:
     assert unpack_strings(pack_strings(values)) == values

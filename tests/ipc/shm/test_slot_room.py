@@ -1,4 +1,4 @@
-"""Memory for slots: had in advance, given back where there is no room, and had anew where somebody has removed it."""
+"""Slot memory is reserved ahead, released when it does not suffice, and reserved again after removal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES
 from tests.ipc.shm.snapshots import RUN, publish, read, snapshot
 
 
-def test_a_slot_grows_for_a_larger_snapshot_and_for_its_table(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_grows_for_a_larger_snapshot_and_its_index(shm: Path, pool: SlotPool) -> None:
     big = os.urandom(50_000)
     writer = pool.begin_snapshot()
     assert writer is not None
@@ -42,7 +42,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_where_there_is_no_room_nothing_is_kept_and_the_text_says_how_much_there_is(shm: Path) -> None:
+def test_without_room_nothing_is_kept_and_the_message_names_the_free_space(shm: Path) -> None:
     pool = SlotPool(shm, RUN, TRAINER, 1)
     with files_of_at_most(1_000_000), pytest.raises(NoRoom, match=r" \d+ bytes .* free"):
         pool.reserve(2_000_000)
@@ -52,7 +52,7 @@ def test_where_there_is_no_room_nothing_is_kept_and_the_text_says_how_much_there
     assert pool.begin_snapshot() is None
 
 
-def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm: Path, pool: SlotPool) -> None:
+def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stays(shm: Path, pool: SlotPool) -> None:
     info = snapshot(pool, 1)
     writer = pool.begin_snapshot()
     assert writer is not None
@@ -64,7 +64,7 @@ def test_a_slot_that_cannot_grow_is_abandoned_and_the_older_snapshot_stands(shm:
     assert snapshot(pool, 2).path == writer.path
 
 
-def test_what_a_full_disk_gave_of_what_was_asked_is_given_back(
+def test_a_partial_allocation_on_a_full_disk_is_released(
     shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def give_some(fd: int, offset: int, size: int) -> None:
@@ -80,7 +80,7 @@ def test_what_a_full_disk_gave_of_what_was_asked_is_given_back(
     assert writer.path.stat().st_size == before
 
 
-def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_mapped_counts_as_no_room_too(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
@@ -90,9 +90,7 @@ def test_memory_that_cannot_be_mapped_is_no_room_either(shm: Path, monkeypatch: 
     assert list(shm.iterdir()) == []
 
 
-def test_slots_that_were_unlinked_are_found_and_had_anew_beside_those_that_are_still_there(
-    shm: Path, pool: SlotPool
-) -> None:
+def test_unlinked_slots_are_noticed_and_replaced_beside_the_remaining_ones(shm: Path, pool: SlotPool) -> None:
     newest = snapshot(pool, 1)
     (other,) = (path for path in pool.paths if path != newest.path)
     assert pool.find_lost() == []
@@ -106,7 +104,7 @@ def test_slots_that_were_unlinked_are_found_and_had_anew_beside_those_that_are_s
     assert len(new) >= HEADER_BYTES + 1000
 
 
-def test_slots_are_lost_with_their_directory_and_with_one_that_takes_its_place(shm: Path, pool: SlotPool) -> None:
+def test_slots_are_lost_with_their_directory_and_when_another_takes_its_place(shm: Path, pool: SlotPool) -> None:
     old = snapshot(pool, 1)
     shm.rename(shm.with_name("elsewhere"))
     try:
@@ -122,7 +120,7 @@ def test_slots_are_lost_with_their_directory_and_with_one_that_takes_its_place(s
     assert snapshot(pool, 2) in scan_slots(shm)
 
 
-def test_a_slot_that_has_to_grow_and_was_unlinked_says_how_much_room_there_is(
+def test_an_unlinked_slot_that_has_to_grow_names_the_free_space(
     shm: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = pool.begin_snapshot()

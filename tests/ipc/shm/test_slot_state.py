@@ -1,4 +1,4 @@
-"""The life of a slot: scenarios, and what holds on every way through the table."""
+"""The slot state table allows the life of a slot and keeps its invariants on every path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def after(*events: SlotEvent) -> SlotState:
         ((BEGINS, PUBLISHES, OPENS, REMOVES), S.REMOVED),  # a trainer had restored from it
     ],
 )
-def test_a_slot_lives_as_its_trainers_and_services_use_it(events: tuple[SlotEvent, ...], state: SlotState) -> None:
+def test_a_slot_goes_through_the_states_that_trainers_and_services_need(
+    events: tuple[SlotEvent, ...], state: SlotState
+) -> None:
     assert after(*events) is state
 
 
@@ -51,7 +53,7 @@ def test_a_slot_lives_as_its_trainers_and_services_use_it(events: tuple[SlotEven
         ((BEGINS, ADOPTS), OPENS),
     ],
 )
-def test_what_cannot_happen_is_a_bug_that_names_it(events: tuple[SlotEvent, ...], wrong: SlotEvent) -> None:
+def test_an_impossible_transition_is_a_bug_that_names_it(events: tuple[SlotEvent, ...], wrong: SlotEvent) -> None:
     state = after(*events)
     with pytest.raises(ProcsvBug, match=f"{wrong.name} in {state.name}"):
         next_state(state, wrong)
@@ -66,23 +68,23 @@ def ways(state: SlotState, length: int) -> Iterator[tuple[SlotEvent, ...]]:
                 yield from ((event, *rest) for rest in ways(to, length - 1))
 
 
-def test_on_every_way_only_what_was_published_last_can_be_read() -> None:
+def test_on_every_path_only_the_last_published_contents_can_be_read() -> None:
     for way in ways(S.FREE, 7):
         for position, event in enumerate(way):
             if event is OPENS:
                 assert next(e for e in reversed(way[:position]) if e is not OPENS) is PUBLISHES, way
 
 
-def test_on_every_way_only_one_that_was_begun_is_published() -> None:
+def test_on_every_path_only_a_begun_slot_is_published() -> None:
     for way in ways(S.FREE, 7):
         assert all(way[at - 1] is BEGINS for at, event in enumerate(way) if event is PUBLISHES), way
 
 
-def test_no_row_leads_out_of_a_removed_slot() -> None:
+def test_no_transition_leaves_a_removed_slot() -> None:
     assert not [event for state, event in TRANSITIONS if state is S.REMOVED]
 
 
 @pytest.mark.parametrize("state", [S.FREE, S.WRITING, S.READY])
-def test_whatever_a_dead_trainer_has_left_can_be_adopted_and_removed(state: SlotState) -> None:
+def test_whatever_a_dead_trainer_leaves_can_be_adopted_and_removed(state: SlotState) -> None:
     assert next_state(state, ADOPTS) is S.FREE
     assert next_state(state, REMOVES) is S.REMOVED

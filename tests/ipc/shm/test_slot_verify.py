@@ -1,4 +1,4 @@
-"""A slot is read against its checksums: every byte of every tensor, by one thread or by several."""
+"""Every byte of every tensor in a slot is checked against its checksum, by one or several threads."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def slot(tmp_path: Path) -> Iterator[tuple[int, list[TensorEntry]]]:
     os.close(fd)
 
 
-def test_what_is_as_it_was_filled_is_not_damaged(slot: tuple[int, list[TensorEntry]]) -> None:
+def test_an_unchanged_slot_is_not_damaged(slot: tuple[int, list[TensorEntry]]) -> None:
     assert find_damaged(*slot) is None
     assert find_damaged(slot[0], []) is None
 
 
 @pytest.mark.parametrize("number", [number for number, size in enumerate(SIZES) if size])
-def test_a_bit_that_flips_anywhere_is_found(slot: tuple[int, list[TensorEntry]], number: int) -> None:
+def test_a_flipped_bit_anywhere_is_found(slot: tuple[int, list[TensorEntry]], number: int) -> None:
     fd, entries = slot
     entry = entries[number]
     for at in {entry.offset, entry.offset + entry.size // 2, entry.offset + entry.size - 1}:
@@ -53,7 +53,7 @@ def test_a_bit_that_flips_anywhere_is_found(slot: tuple[int, list[TensorEntry]],
     assert find_damaged(fd, entries) is None
 
 
-def test_a_tensor_that_the_file_does_not_hold_whole_is_damaged(slot: tuple[int, list[TensorEntry]]) -> None:
+def test_a_tensor_that_the_file_holds_only_in_part_is_damaged(slot: tuple[int, list[TensorEntry]]) -> None:
     fd, entries = slot
     os.ftruncate(fd, entries[-1].offset + entries[-1].size - 1)
     assert find_damaged(fd, entries) == entries[-1]
