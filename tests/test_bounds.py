@@ -1,4 +1,4 @@
-"""What a soak looks at: each row of docs/bounds.md tells of a run that has passed its bound, and of no other."""
+"""A soak checks each row of docs/bounds.md and reports exactly the rows whose bound a run has passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from procsv.base.run.paths import RunPaths
 from scripts.documenting.__main__ import DOCS
 from scripts.soaking.bounds import ELSEWHERE, FILES, ROWS, Row, Sight, find_growth
 
-OVER = {  # files that pass a bound, by their names: how many, or of which size
+OVER = {  # files that pass a bound: how many of them, or how large
     "logdir/procsv/journal.jsonl": 2**27,
     "logdir/procsv/run.json": 2**20,
     "logdir/procsv/imports.json": 2**25,
@@ -56,7 +56,7 @@ def make(top: Path, name: str, much: int) -> None:
             file.truncate(0 if "{}" in name else much)
 
 
-def test_a_run_within_its_bounds_is_told_of_by_no_row(tmp_path: Path) -> None:
+def test_a_run_within_its_bounds_gets_no_report(tmp_path: Path) -> None:
     run = sight(tmp_path)
     for name in OVER:
         make(tmp_path, name.format(1), 1)
@@ -64,13 +64,13 @@ def test_a_run_within_its_bounds_is_told_of_by_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "much"), OVER.items())
-def test_what_passes_a_bound_is_told_by_its_row(tmp_path: Path, name: str, much: int) -> None:
+def test_a_passed_bound_is_reported_by_its_row(tmp_path: Path, name: str, much: int) -> None:
     run = sight(tmp_path)
     make(tmp_path, name, much)
     assert [told for told in find_growth(run) if is_of_files(told)] != []
 
 
-def test_every_row_of_files_can_be_passed(tmp_path: Path) -> None:
+def test_every_row_about_files_can_be_passed(tmp_path: Path) -> None:
     run = sight(tmp_path)
     for name, much in OVER.items():
         make(tmp_path, name, much)

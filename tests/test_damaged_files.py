@@ -1,7 +1,8 @@
-"""Ten thousand random damages of the files that procsv reads: no traceback, and no wrong value believed.
+"""Ten thousand random damages to procsv's files cause no traceback and no wrong value.
 
-Each reader is shown a file with one byte changed, a piece cut out, cut off, doubled or overwritten.  It says what it read,
-or the error that its callers expect; where the file carries a checksum, what it says is what was written.
+Each reader gets a file with one byte changed, or a piece cut out, cut off, doubled or overwritten.
+It must return what it read or raise the error that its callers expect. If the file has a checksum,
+the result must be what was written.
 """
 
 from __future__ import annotations
@@ -328,7 +329,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of protobuf, which goes on
-def test_row_39_no_damage_of_any_file_is_a_traceback_or_a_wrong_value(
+def test_row_39_no_damaged_file_causes_a_traceback_or_a_wrong_value(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = RunPaths(memory / "logdir", memory / "run", memory / "shm")

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code."""
+"""The generated pages of docs/ match the code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from scripts.documenting.__main__ import DOCS, PAGES, find_stale
 
 
-def test_every_generated_page_is_what_the_code_says() -> None:
+def test_every_generated_page_matches_the_code() -> None:
     assert not find_stale(), "run scripts/docs"
 
 
-def test_a_page_that_is_stale_or_missing_is_found(tmp_path: Path) -> None:
+def test_a_stale_or_missing_page_is_found(tmp_path: Path) -> None:
     for name in PAGES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(DOCS / name, tmp_path / name)

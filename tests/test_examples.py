@@ -1,4 +1,4 @@
-"""What the example programs promise of themselves; whole runs of them are in the tests of launch."""
+"""The example programs keep their own promises. Tests of launch run them whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def numbered(count: int) -> Images:
     return Images(np.zeros((count, 64), np.float32), np.arange(count))
 
 
-def test_a_batch_depends_on_the_step_alone() -> None:
+def test_a_batch_depends_only_on_the_step() -> None:
     in_order = Batches(numbered(100), size=32, seed=7)
     expected = [in_order.at(step).labels.tolist() for step in range(10)]
 
@@ -25,7 +25,7 @@ def test_a_batch_depends_on_the_step_alone() -> None:
     assert expected[:2] == [restarted.at(step).labels.tolist() for step in (0, 1)]
 
 
-def test_an_epoch_shows_no_image_twice_and_the_next_has_another_order() -> None:
+def test_an_epoch_repeats_no_image_and_the_next_one_has_another_order() -> None:
     batches = Batches(numbered(64), size=16, seed=0)
     epochs = [list(itertools.chain(*(batches.at(4 * epoch + step).labels for step in range(4)))) for epoch in (0, 1)]
 
@@ -33,7 +33,7 @@ def test_an_epoch_shows_no_image_twice_and_the_next_has_another_order() -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_no_test_image_is_trained_on() -> None:
+def test_test_images_are_not_trained_on() -> None:
     train, test = load_images(seed=0)
 
     assert (len(train), len(test)) == (1438, 359)
@@ -43,7 +43,7 @@ def test_no_test_image_is_trained_on() -> None:
     assert not np.array_equal(train.labels, other.labels)
 
 
-def test_the_digest_sees_one_changed_bit_and_no_change_of_order() -> None:
+def test_the_digest_notices_one_changed_bit_and_ignores_order() -> None:
     weights, step = np.ones(3, np.float32), np.int64(5)
     changed = np.nextafter(weights, np.float32(2))
 
@@ -51,7 +51,7 @@ def test_the_digest_sees_one_changed_bit_and_no_change_of_order() -> None:
     assert digest({"w": weights, "step": step}) != digest({"w": changed, "step": step})
 
 
-def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_launch_the_logdir_is_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROCSV_LOGDIR", "/somewhere")
     assert parse_digits([]).logdir is None
 
@@ -71,6 +71,6 @@ def test_a_wrong_option_is_a_usage_error(program: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("program", "options"), [("replicas", "--workers 2 --ps 1"), ("keras_replicas", "--workers 2 --no-chief")]
 )
-def test_an_example_of_several_tasks_says_how_it_is_started(program: str, options: str) -> None:
+def test_an_example_with_several_tasks_says_how_to_start_it(program: str, options: str) -> None:
     with pytest.raises(SystemExit, match=f"procsv launch {options} procsv.examples.{program}"):
         importlib.import_module(f"procsv.examples.{program}").main([])

@@ -1,4 +1,4 @@
-"""A file of a logdir that is a FIFO, a device or a link: its reader continues at once, or says what it is."""
+"""A FIFO, device or link in place of a logdir's file neither blocks its reader nor passes unnoticed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ READERS: dict[
 
 @pytest.mark.parametrize("kind", [os.mkfifo, a_device], ids=["FIFO", "device"])
 @pytest.mark.parametrize("what", READERS)
-def test_what_is_no_file_is_not_read(tmp_path: Path, what: str, kind: Kind) -> None:
+def test_anything_but_a_regular_file_is_not_read(tmp_path: Path, what: str, kind: Kind) -> None:
     name, read, wanted = READERS[what]
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,14 +91,14 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, what: str, kind: Kind) -> N
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, a_device], ids=["FIFO", "device"])
-def test_the_list_of_checkpoints_is_refused_where_it_is_no_file(tmp_path: Path, kind: Kind) -> None:
+def test_a_checkpoint_list_that_is_not_a_file_is_refused(tmp_path: Path, kind: Kind) -> None:
     kind(tmp_path / "checkpoint")
     assert refused(lambda: read_state(tmp_path / "checkpoint")) == "refused"
     assert saved_step(tmp_path) == -1
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "report"])
-def test_a_command_says_which_file_of_the_run_is_none(tmp_path: Path, command: str) -> None:
+def test_a_command_names_the_runs_file_that_is_not_a_file(tmp_path: Path, command: str) -> None:
     paths = find_paths(tmp_path / "l")
     a_run(tmp_path / "l", state="done", exit_code=0)
     bad = paths.journal if command == "report" else paths.run_json
@@ -110,7 +110,7 @@ def test_a_command_says_which_file_of_the_run_is_none(tmp_path: Path, command: s
     assert f"{bad} is a FIFO" in done.stderr
 
 
-def test_a_launch_says_so_of_its_journal_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_launch_names_a_journal_that_is_not_a_file_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('begun', flush=True)\n")
     paths = find_paths(tmp_path / "l")
     paths.home.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_a_launch_says_so_of_its_journal_and_starts_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["logs/trainer.4294967296.log", "crashes/9999999999999999999999.json"])
-def test_a_number_in_a_name_that_no_attempt_can_have_is_not_counted_on_from(tmp_path: Path, name: str) -> None:
+def test_a_number_in_a_name_that_no_attempt_can_have_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text("import os; print('attempt', os.environ['PROCSV_INCARNATION'], flush=True)\n")
     stray = find_paths(tmp_path / "l").home / name
     stray.parent.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""What a test leaves behind is found, said and removed: in this process, and by a pytest of its own with tests that do leave things."""
+"""What a test leaves behind is found, reported and removed, here and in a separate pytest whose
+tests do leave things.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_next(tmp_path):
 
 
 @pytest.mark.fault
-def test_what_a_test_leaves_fails_it_is_said_and_is_gone_before_the_next_test(tmp_path: Path) -> None:
+def test_a_test_that_leaves_something_fails_with_a_report_and_the_next_test_finds_nothing(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_leaves.py").write_text(LEAVES)
@@ -81,7 +83,7 @@ def test_what_a_test_leaves_fails_it_is_said_and_is_gone_before_the_next_test(tm
         assert file in said
 
 
-def test_temporary_files_are_found_but_those_that_killed_libraries_leave(tmp_path: Path) -> None:
+def test_temporary_files_are_found_except_for_those_of_killed_libraries(tmp_path: Path) -> None:
     left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
     for name in ("__autograph_generated_file1234.py", "pymp-1234"):
         Path(tempfile.gettempdir(), name).touch()
@@ -90,9 +92,9 @@ def test_temporary_files_are_found_but_those_that_killed_libraries_leave(tmp_pat
         assert left.look() == [file.name]
 
 
-def test_of_a_process_that_a_test_has_left_no_zombie_is_found_by_the_next_test(tmp_path: Path) -> None:
+def test_a_process_left_by_a_test_leaves_no_zombie_for_the_next_test(tmp_path: Path) -> None:
     left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
-    process = subprocess.Popen(["sleep", "1000"])  # whoever has started it never asks for it
+    process = subprocess.Popen(["sleep", "1000"])  # its parent never reaps it
     left.remove()
     assert not psutil.pid_exists(process.pid)
     assert process.returncode == -signal.SIGKILL

@@ -1,8 +1,9 @@
-"""What people read, word for word: every sentence of procsv stands in messages.txt, which is reviewed as text.
+"""Every sentence that people read is in messages.txt, which is reviewed as text.
 
-The sentences of a run are those that wording.py makes of examples; the others are as the source has them, by rooms.
-After a change of words: `python -m tests.test_messages` writes the file anew.  No other test has their wording: it says
-what a message must name, a task, a step, an option or a path (tests/support/naming.py).
+A run's sentences come from wording.py with example values; the others come from the source, room by
+room. After a change of words, `python -m tests.test_messages` rewrites the file. No other test
+quotes wording: it states what a message must name, a task, a step, an option or a path
+(tests/support/naming.py).
 """
 
 from __future__ import annotations
@@ -211,18 +212,18 @@ def render() -> str:
     return "\n".join(f"# {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in sections.items())
 
 
-def test_what_people_read_of_a_run_is_what_was_reviewed() -> None:
+def test_the_sentences_of_a_run_are_the_reviewed_ones() -> None:
     assert render() == GOLDEN.read_text(), "python -m tests.test_messages writes it anew; then read the difference"
 
 
-def test_no_sentence_of_the_watchdog_is_missing_there() -> None:
+def test_messages_txt_has_every_sentence_of_the_watchdog() -> None:
     public = {name for name, _ in inspect.getmembers(wording, inspect.isfunction) if not name.startswith("_")}
     ours = {name for name in public if getattr(wording, name).__module__ == wording.__name__}
     source = Path(__file__).read_text()
     assert {name for name in ours if f"wording.{name}," not in source} == set()
 
 
-def test_no_other_test_has_the_wording_of_what_people_read() -> None:
+def test_no_other_test_quotes_wording() -> None:
     ours = {quote for line in GOLDEN.read_text().splitlines() for quote in quotes(line)}
     here = Path(__file__).parent
     tests = [path for path in here.rglob("*.py") if not f"{path.relative_to(here)}".startswith(WITH_WORDS_OF_THEIR_OWN)]

@@ -1,4 +1,4 @@
-"""What the installed package promises before any of it is used."""
+"""The installed package keeps its promises before any of it is used."""
 
 import ast
 import subprocess
@@ -46,12 +46,12 @@ def names_bound_in(module: Path) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-def test_dir_lists_the_public_names_and_no_others() -> None:
+def test_dir_lists_exactly_the_public_names() -> None:
     assert dir(procsv) == sorted([*procsv.__all__, "keras"])
 
 
 @pytest.mark.parametrize(("name", "more"), [("__init__.py", {"keras"}), ("keras.py", set())])
-def test_an_editor_that_reads_the_module_finds_the_public_names_and_no_others(name: str, more: set[str]) -> None:
+def test_an_editor_that_reads_the_module_finds_exactly_the_public_names(name: str, more: set[str]) -> None:
     module = ROOT / "procsv" / name
     public = next(
         ast.literal_eval(node.value)

@@ -1,4 +1,4 @@
-"""The README's programs run as they stand."""
+"""The README's programs run as written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snippets() -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_the_programs_of_the_readme_train_and_save_as_they_stand_one_after_the_other(
+def test_the_readmes_programs_train_and_save_one_after_the_other_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

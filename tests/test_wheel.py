@@ -1,4 +1,4 @@
-"""The wheel by itself, in a virtual environment of its own: it has all of the package, and the first commands of the README run."""
+"""The wheel has the whole package, and the README's first commands work in a fresh virtual environment."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
-def test_the_wheel_has_every_module_of_the_tree_under_its_name_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_exactly_the_modules_of_the_tree_under_their_names(wheel: Path) -> None:
     expected = {
         str(Path("procsv", top if top != "procsv" else "", file.relative_to(ROOT / top)))
         for top in ("procsv", "services", "ipc")
@@ -90,7 +90,7 @@ def test_the_wheel_has_every_module_of_the_tree_under_its_name_and_nothing_else(
     assert names == expected | templates | {"procsv/py.typed"}
 
 
-def test_the_metadata_names_author_and_licence_and_shows_readme_and_changelog(wheel: Path) -> None:
+def test_the_metadata_has_author_licence_readme_and_changelog(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()

@@ -1,4 +1,6 @@
-"""Journals for tests of the time ledger: launches, starts and ends of attempts, seconds after the first launch."""
+"""Journals for tests of the time ledger: launches, starts and ends of attempts, in seconds after
+the first launch.
+"""
 
 from typing import Any
 

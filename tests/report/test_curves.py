@@ -1,4 +1,4 @@
-"""Curves of the page: what event files of several attempts come to, and what is marked on them."""
+"""The report page's curves combine the event files of several attempts and mark what happened."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def logdir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_step_that_was_made_again_stands_once_with_its_last_value(logdir: Path) -> None:
+def test_a_repeated_step_appears_once_with_its_last_value(logdir: Path) -> None:
     loss, *others = read_curves(logdir)
     assert loss.name == "loss"
     assert [point.step for point in loss.points] == list(range(1, 9))
@@ -93,7 +93,7 @@ def test_a_step_that_was_made_again_stands_once_with_its_last_value(logdir: Path
     assert {curve.name for curve in others} == {"accuracy", f"validation: {HOSTILE}"}
 
 
-def test_a_rate_is_shown_only_where_the_program_has_written_it(logdir: Path) -> None:
+def test_a_rate_is_shown_only_if_the_program_has_written_it(logdir: Path) -> None:
     """Steps of other scalars may be epochs."""
     assert "steps per second" not in {curve.name for curve in read_curves(logdir)}
     write_events(logdir / "events.out.tfevents.3.h", ("global_step/sec", 5, 1.0, 7.0), ("global_step/sec", 9, 2.0, 8.0))
@@ -101,7 +101,7 @@ def test_a_rate_is_shown_only_where_the_program_has_written_it(logdir: Path) -> 
     assert [point.value for point in rate.points] == [7.0, 8.0]
 
 
-def test_of_more_event_files_than_fit_the_newest_are_read(logdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_there_are_too_many_event_files_the_newest_are_read(logdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = logdir / "events.out.tfevents.2.h"
     os.utime(newest, (2e9, 2e9))
     monkeypatch.setattr(curves, "BYTES_MAX", newest.stat().st_size)
@@ -117,19 +117,19 @@ def test_a_curve_of_many_points_keeps_its_peaks() -> None:
     assert [point.step for point in thinned] == sorted(point.step for point in thinned)
 
 
-def test_crashes_preemptions_and_checkpoints_are_marked_and_the_end_of_the_training_is_not(logdir: Path) -> None:
+def test_crashes_preemptions_and_checkpoints_are_marked_and_the_end_of_training_is_not(logdir: Path) -> None:
     marks = find_marks(read_story(logdir, SystemClock()).account)
     assert sorted(mark.kind for mark in marks) == ["checkpoint", "crash", "preempted"]
 
 
-def test_a_mark_lies_where_the_curve_was_at_its_time_though_the_curve_counts_epochs() -> None:
+def test_a_mark_is_placed_where_the_curve_was_at_its_time_even_if_the_curve_counts_epochs() -> None:
     epochs = Curve("loss", tuple(Scalar("loss", epoch, 100.0 * epoch, 1.0) for epoch in range(1, 6)))
     for at_s, left in ((99.0, None), (100.0, "0.0"), (250.0, "250.0"), (300.0, "500.0")):
         drawn = draw_curve(epochs, [CurveMark("crash", at_s, "at step 3,000")], "step", str)
         assert re.findall(r'class="mark crash" x1="([\d.]+)"', drawn) == ([left] if left else [])
 
 
-def test_a_curve_says_of_itself_from_where_to_where_it_goes(logdir: Path) -> None:
+def test_a_curve_describes_its_start_and_end(logdir: Path) -> None:
     loss = read_curves(logdir)[0]
     marks = find_marks(read_story(logdir, SystemClock()).account)
     for over, ends in (("time", 3), ("step", 3)):
@@ -140,7 +140,7 @@ def test_a_curve_says_of_itself_from_where_to_where_it_goes(logdir: Path) -> Non
     assert "<svg" not in draw_curve(Curve("loss", loss.points[:1]), (), "step", str)
 
 
-def test_the_page_shows_the_loss_folds_in_the_rest_and_tells_with_what_it_ran(logdir: Path) -> None:
+def test_the_page_shows_the_loss_hides_the_rest_and_names_the_settings(logdir: Path) -> None:
     (logdir / "procsv" / "crashes").mkdir()
     (logdir / "procsv" / "crashes" / "1.txt").write_text(f"the stack {HOSTILE}\n")
     page = make_page(read_story(logdir, SystemClock()))
@@ -154,7 +154,7 @@ def test_the_page_shows_the_loss_folds_in_the_rest_and_tells_with_what_it_ran(lo
     assert "step 10" in page.partition('class="lead"')[2].partition("</p>")[0]
 
 
-def test_the_page_of_a_run_that_failed_begins_with_the_reason(tmp_path: Path) -> None:
+def test_the_page_of_a_failed_run_begins_with_the_reason(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
     append(journal, "run_started", WATCHDOG, 1)
     append(journal, "spawned", TRAINER, 1)
@@ -165,7 +165,7 @@ def test_the_page_of_a_run_that_failed_begins_with_the_reason(tmp_path: Path) ->
     assert "ValueError twice" in page.partition('class="lead bad"')[2].partition("</p>")[0]
 
 
-def test_a_page_can_go_to_standard_output_and_one_of_a_run_that_is_over_is_watched_no_longer(logdir: Path) -> None:
+def test_a_page_can_go_to_standard_output_and_a_finished_runs_page_is_not_watched(logdir: Path) -> None:
     said = procsv("report", str(logdir), "--html", "-")
     assert said.stdout.startswith("<!doctype html>")
     assert said.stdout.endswith("</html>\n")
@@ -175,7 +175,7 @@ def test_a_page_can_go_to_standard_output_and_one_of_a_run_that_is_over_is_watch
     assert procsv("report", str(logdir), "--watch").returncode == 2
 
 
-def test_the_page_of_a_run_that_goes_on_loads_itself_again(logdir: Path) -> None:
+def test_the_page_of_a_live_run_reloads_itself(logdir: Path) -> None:
     story = read_story(logdir, SystemClock())
     going_on = type(story)(story.logdir, "t", (), True, Account(1.0, 2.0))
     assert 'http-equiv="refresh" content="5"' in make_page(going_on, again_s=5)

@@ -1,4 +1,4 @@
-"""Journals that another version of procsv has written: what is known of them counts, the rest is no error."""
+"""Journals of other procsv versions are read as well as they are known."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(logdir: Path, text: str) -> Path:
     return path
 
 
-def test_a_journal_of_an_earlier_version_is_read_whole_and_counts_as_it_did(logdir: Path) -> None:
+def test_a_journal_of_an_earlier_version_is_read_whole_and_gives_the_same_result(logdir: Path) -> None:
     path, damaged = write(logdir, EARLIER), list[bytes]()
     lines = list(read_journal(path, damaged))
     assert damaged == []
@@ -63,7 +63,7 @@ def test_a_journal_of_an_earlier_version_is_read_whole_and_counts_as_it_did(logd
     assert report.seconds["starting"] == 15.0
 
 
-def test_events_and_fields_of_a_later_version_are_kept_and_passed_over(logdir: Path) -> None:
+def test_events_and_fields_of_a_later_version_are_kept_and_skipped(logdir: Path) -> None:
     later = EARLIER.replace('"pid":12}', '"pid":12,"gpu":[0,1]}') + (
         '{"time":1057.0,"event":"rebooted","role":"host.1","incarnation":0,"why":"kernel"}\n'
     )
@@ -75,6 +75,6 @@ def test_events_and_fields_of_a_later_version_are_kept_and_passed_over(logdir: P
     assert (report.outcome, report.step, report.damaged_lines) == ("completed", 40, 0)
 
 
-def test_a_line_that_lacks_what_its_event_has_is_a_damaged_one(logdir: Path) -> None:
+def test_a_line_that_lacks_a_field_of_its_event_is_damaged(logdir: Path) -> None:
     write(logdir, EARLIER.replace('"step":21}', '"step":"21"}').replace('"delay":0.0,', ""))
     assert make_object(read_story(logdir, SystemClock())).damaged_lines == 2

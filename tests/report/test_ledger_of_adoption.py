@@ -1,4 +1,4 @@
-"""The ledger of a task that has outlived its coordinator: it was at it all the time."""
+"""The ledger counts a task that outlives its coordinator as training all the time."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from procsv.report.time_ledger import take_accounts
 from tests.report.journals import at, died, launched, of_task, started, totals_of
 
 
-def test_a_task_that_has_outlived_its_coordinator_has_trained_all_the_time_in_one_attempt() -> None:
+def test_a_task_that_outlived_its_coordinator_has_trained_all_the_time_in_one_attempt() -> None:
     entries = [
         launched(0, tasks=("chief", "worker.0")),
         *of_task("chief", started(1, 1, 0, 10, "fresh")),
@@ -25,7 +25,7 @@ def test_a_task_that_has_outlived_its_coordinator_has_trained_all_the_time_in_on
     assert (account.failures, worker.failures, account.lost_steps) == (0, 0, 0)
 
 
-def test_what_outlives_several_coordinators_goes_on_as_it_was_whether_it_served_trained_or_had_not_begun() -> None:
+def test_a_task_that_outlives_several_coordinators_continues_whether_it_served_trained_or_had_not_started() -> None:
     tasks = ("chief", "worker.0", "worker.1", "ps.0")
     entries = [
         launched(0, tasks=tasks),
@@ -49,7 +49,7 @@ def test_what_outlives_several_coordinators_goes_on_as_it_was_whether_it_served_
         assert sum(one.totals.values()) == pytest.approx(account.wall_s)
 
 
-def test_a_task_that_was_not_adopted_has_not_outlived_its_coordinator() -> None:
+def test_a_task_that_was_not_adopted_did_not_outlive_its_coordinator() -> None:
     tasks = ("chief", "worker.0")
     entries = [
         launched(0, tasks=tasks),

@@ -1,4 +1,4 @@
-"""The ledgers of several tasks: each covers the time of the run, which is that of the chief."""
+"""Each task of a run has its own ledger, and the chief's covers the time of the run."""
 
 import pytest
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ def _group() -> list[Line]:
     return [launched(0, tasks=TASKS), *sorted(entries, key=lambda line: line.time), ended]
 
 
-def test_each_task_has_an_account_of_its_own_and_the_runs_is_that_of_the_chief() -> None:
+def test_each_task_has_its_own_account_and_the_runs_account_is_the_chiefs() -> None:
     account, tasks = take_accounts(_group())
     assert account is not None
     assert tuple(tasks) == TASKS
@@ -41,7 +41,7 @@ def test_each_task_has_an_account_of_its_own_and_the_runs_is_that_of_the_chief()
     assert totals_of(tasks["evaluator.0"]) == {"starting": 2, "kept": 93, "stopped": 7}
 
 
-def test_the_seconds_of_every_task_add_up_to_those_of_the_run() -> None:
+def test_the_seconds_of_every_task_add_up_to_the_seconds_of_the_run() -> None:
     account, tasks = take_accounts(_group())
     assert account is not None
     for one in tasks.values():
@@ -52,7 +52,7 @@ def test_the_seconds_of_every_task_add_up_to_those_of_the_run() -> None:
     assert lost_s == pytest.approx(ran_s - sum(one.totals["kept"] for one in trained))
 
 
-def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_task_has_none() -> None:
+def test_a_task_missing_from_a_later_launch_is_stopped_in_it_and_a_run_of_one_task_has_none() -> None:
     later = [
         launched(200, tasks=("chief",)),
         *of_task("chief", started(200, 2, 101, 201)),
@@ -63,7 +63,7 @@ def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_ta
     assert take_accounts([launched(0), *started(0, 1, 0, 10), *completed(20, 1, 11)])[1] == {}
 
 
-def test_a_task_that_ended_for_the_loss_of_another_has_not_failed() -> None:
+def test_a_task_that_ended_because_another_was_lost_has_not_failed() -> None:
     ends = [died(20, 1, 11, "lost-peer"), died(20, 1, 11)]
     entries = [
         of_task(task, started(1, 1, 0, 10, "fresh"), end) for task, end in zip(("chief", "worker.0"), ends, strict=True)

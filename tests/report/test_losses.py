@@ -1,4 +1,4 @@
-"""The loss of a run as it trains: from event files, from what the program prints, and never one that its steps contradict."""
+"""A live run's loss comes from its event files or its output, and never contradicts the run's steps."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_a_damaged_record_is_read_without_an_error() -> None:
         read_scalars(bytes(rng.randrange(256) if rng.random() < 0.1 else byte for byte in data))
 
 
-def test_who_looks_at_a_loss_imports_neither_protobuf_nor_numpy() -> None:
+def test_reading_a_loss_imports_neither_protobuf_nor_numpy() -> None:
     code = "import sys, procsv.report.losses as l; l.read_scalars(b''); print([m for m in ('google.protobuf', 'numpy', 'tensorboard') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
 
 
-def test_of_several_tags_the_loss_of_the_training_is_meant() -> None:
+def test_the_training_loss_is_preferred_among_several_tags() -> None:
     assert find_loss(["train: loss", "test: loss", "lr"]) == "train: loss"
     assert find_loss(["epoch_loss", "val_loss", "model/loss"]) == "model/loss"
     assert find_loss(["validation: epoch_loss"]) == "validation: epoch_loss"
@@ -106,7 +106,7 @@ def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_wai
     assert (named.name, values_of(named)) == ("train: rate", [7.0])
 
 
-def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
+def test_the_loss_is_the_newest_attempts(tmp_path: Path) -> None:
     for number, loss in enumerate((0.9, 0.5, 0.1)):
         path = tmp_path / f"events.out.tfevents.{number}.host"
         path.write_bytes(frame(scalar(loss, "loss")))
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
     assert values_of(losses) == pytest.approx([0.9, 0.5, 0.1])
 
 
-def test_a_long_event_file_is_read_from_its_end_and_garbage_in_it_is_passed_over(tmp_path: Path) -> None:
+def test_a_long_event_file_is_read_from_its_end_and_garbage_in_it_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.0000000001.host"
     large = Event(wall_time=1.0, graph_def=b"x" * (2 * READ_BYTES_MAX)).SerializeToString()
     path.write_bytes(frame(scalar(1.0)) + frame(large) + b"garbage" + frame(scalar(2.0)))
@@ -134,7 +134,7 @@ def test_two_writers_of_one_tag_are_not_mixed(tmp_path: Path) -> None:
 
 
 # -- what is printed -------------------------------------------------------------------------------------------
-def test_without_event_files_the_loss_is_what_the_program_prints() -> None:
+def test_without_event_files_the_loss_comes_from_the_programs_output() -> None:
     losses = Losses()
     losses.read_output(b"step 1  loss 0.5  9 steps/s\nlossless 3\nStep 2: Loss = 2.5e-1\rloss: 0.1", 3.0)
     losses.read_output(b"25\nloss 1e999\nloss 0.0", 4.0)
@@ -157,7 +157,7 @@ def test_without_event_files_the_loss_is_what_the_program_prints() -> None:
         (b"step " + b"9" * 5000, None, NO_STEP, None),
     ],
 )
-def test_a_printed_step_is_read_with_the_last_one_beside_it(
+def test_a_printed_step_is_read_with_the_last_loss_beside_it(
     line: bytes, step: int | None, last_step: int, loss: float | None
 ) -> None:
     losses = Losses()
@@ -168,7 +168,7 @@ def test_a_printed_step_is_read_with_the_last_one_beside_it(
 
 
 # -- the loss of now -------------------------------------------------------------------------------------------
-def test_a_printed_loss_counts_if_its_step_lies_between_those_that_are_read() -> None:
+def test_a_printed_loss_counts_if_its_step_is_between_the_known_ones() -> None:
     now = LossNow(losses := Losses())
     assert now.look(NO_STEP, 0.0).loss is None
     assert now.look(100, 1.0).loss is None
@@ -183,14 +183,14 @@ def test_a_printed_loss_counts_if_its_step_lies_between_those_that_are_read() ->
     assert now.look(90, 5.0) == (None, 2000), "it has gone back, and makes those steps again"
 
 
-def test_a_total_that_may_be_of_an_epoch_is_not_taken_for_that_of_the_training() -> None:
+def test_a_total_that_may_be_of_an_epoch_is_not_taken_for_the_training_loss() -> None:
     now = LossNow(losses := Losses())
     losses.read_output(b"Epoch 1 of 10\nstep 5/23 loss 0.5\n", 1.0)
     now.look(4, 0.9)
     assert now.look(5, 1.0) == (Loss("loss", 5, 0.5), NO_STEP)
 
 
-def test_a_scalar_counts_if_this_attempt_has_written_it_at_a_step_of_its_own(tmp_path: Path) -> None:
+def test_a_scalar_counts_if_this_attempt_wrote_it_at_a_step_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1.host"
     path.write_bytes(frame(scalar(0.9, step=60, time_s=10.0)) + frame(scalar(0.8, step=1, time_s=20.0)))
     now = LossNow(losses := Losses(since_s=15.0))
@@ -208,7 +208,7 @@ def test_a_scalar_counts_if_this_attempt_has_written_it_at_a_step_of_its_own(tmp
     ("tag", "name"),
     [("a/Total_Loss", "Total_Loss"), ("loss\x1b]0;title\x07", "loss"), ("loss_損失", "loss"), ("val_loss", "val_loss")],
 )
-def test_the_name_of_a_loss_goes_to_a_terminal_only_if_it_is_plain(tmp_path: Path, tag: str, name: str) -> None:
+def test_a_losss_name_goes_to_a_terminal_only_if_it_is_plain(tmp_path: Path, tag: str, name: str) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_bytes(frame(scalar(0.5, tag, step=5)))
     now = LossNow(losses := Losses())
     losses.read_files(tmp_path)

@@ -1,4 +1,4 @@
-"""docs/schema/ holds for what real runs write and print, and says all of it."""
+"""The schemas in docs/schema/ describe completely what real runs write and print."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def validator(name: str) -> Any:
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_what_a_real_run_writes_and_prints_is_as_the_schemas_say(tmp_path: Path) -> None:
+def test_real_runs_write_and_print_what_the_schemas_say(tmp_path: Path) -> None:
     status, report, line = validator("status.json"), validator("report.json"), validator("journal-line.json")
     logdir = tmp_path / "logdir"
 
@@ -51,7 +51,7 @@ def test_what_a_real_run_writes_and_prints_is_as_the_schemas_say(tmp_path: Path)
     assert {"run_started", "spawned", "fault", "exited", "restarting", "recovered", "stopped"} <= seen
 
 
-def test_a_line_with_a_field_or_an_event_that_is_not_published_is_found() -> None:
+def test_an_unpublished_field_or_event_in_a_line_is_found() -> None:
     line = validator("journal-line.json")
     good = {"time": 1.0, "event": "spawned", "role": "trainer", "incarnation": 1, "pid": 7}
     assert line.is_valid(good)

@@ -1,4 +1,4 @@
-"""The ledger: every second of a run is one of six kinds, whatever the journal says."""
+"""The ledger puts every second of a run into one of six kinds, whatever the journal says."""
 
 import itertools
 from typing import Any
@@ -14,7 +14,7 @@ from procsv.report.time_ledger import take_accounts
 from tests.report.journals import account_of, at, completed, died, launched, of_task, started, totals_of
 
 
-def test_a_run_without_faults_starts_and_is_kept() -> None:
+def test_a_run_without_faults_has_only_starting_and_kept_time() -> None:
     account = account_of(launched(0), started(1, 1, 0, 11, "fresh"), completed(111, 1, 101))
     assert totals_of(account) == {"starting": 11, "kept": 100, "down": 1}
     assert account.outcome == "completed"
@@ -30,7 +30,7 @@ def test_a_supervisor_without_a_watchdog_has_its_training_counted() -> None:
     assert (account.incarnations[0].pid, account.last_step, account.outcome) == (7, 101, "stopped")
 
 
-def test_a_program_that_has_saved_and_asks_to_be_started_again_has_not_failed() -> None:
+def test_a_program_that_has_saved_and_asks_for_a_restart_has_not_failed() -> None:
     asked = died(21, 1, 11, "exit-code", code=75, signal=None)
     account = account_of(
         launched(0), started(1, 1, 0, 11, "fresh"), asked, started(22, 2, 11, 30), completed(111, 2, 101)
@@ -38,7 +38,7 @@ def test_a_program_that_has_saved_and_asks_to_be_started_again_has_not_failed() 
     assert (account.failures, account.lost_steps) == (0, 0)
 
 
-def test_steps_lost_with_a_crash_are_training_redone() -> None:
+def test_steps_lost_in_a_crash_count_as_redone_training() -> None:
     first = [*started(0, 1, 0, 10, "fresh"), died(110, 1, 101)]
     account = account_of(launched(0), first, started(112, 2, 91, 120), completed(220, 2, 191))
     assert totals_of(account) == {"starting": 18, "kept": 190, "redone": 10, "down": 3}
@@ -48,7 +48,7 @@ def test_steps_lost_with_a_crash_are_training_redone() -> None:
 
 
 @pytest.mark.parametrize(("last", "restored", "redone"), [(3, 3, 12), (3, 2, 56), (3, 1, 100), (1, 1, 12)])
-def test_where_a_step_is_a_save_the_time_since_the_last_one_is_training_redone(
+def test_if_each_step_is_saved_the_time_since_the_last_save_is_redone_training(
     last: int, restored: int, redone: int
 ) -> None:
     first = [*started(0, 1, 0, 10, "fresh"), died(110, 1, last), at(110, "restarting", lost_steps=0, lost_seconds=12.0)]
@@ -60,26 +60,26 @@ def test_where_a_step_is_a_save_the_time_since_the_last_one_is_training_redone(
     assert totals_of(account)["kept"] == 200 - redone
 
 
-def test_a_restart_from_an_older_checkpoint_makes_several_incarnations_work_redone() -> None:
+def test_a_restart_from_an_older_checkpoint_makes_the_work_of_several_attempts_redone() -> None:
     first = [*started(0, 1, 0, 0, "fresh"), died(100, 1, 101)]
     second = [*started(100, 2, 100, 100), died(150, 2, 151)]
     account = account_of(launched(0), first, second, started(150, 3, 51, 150, "checkpoint"), completed(200, 3, 101))
     assert totals_of(account) == {"kept": 100, "redone": 100, "down": 1}
 
 
-def test_a_hang_is_stalled_from_its_last_progress_to_its_death() -> None:
+def test_a_hang_is_stalled_time_from_its_last_progress_to_its_death() -> None:
     hang = at(160, "hang_detected", phase="step", seconds=50.0, step=101)
     account = account_of(launched(0), started(0, 1, 0, 10, "fresh"), hang, died(170, 1, 101, "hang"))
     assert totals_of(account) == {"starting": 10, "kept": 100, "stalled": 60}
 
 
-def test_a_hang_before_the_first_step_is_stalled_too() -> None:
+def test_a_hang_before_the_first_step_is_stalled_time_too() -> None:
     entries = [at(0, "spawned", pid=7), at(60, "hang_detected", phase="restore", seconds=40.0, step=-1)]
     account = account_of(launched(0), entries, died(70, 1, -1, "hang"))
     assert totals_of(account) == {"starting": 20, "stalled": 50}
 
 
-def test_the_time_between_two_launches_is_stopped_and_does_not_count_against_the_goodput() -> None:
+def test_the_time_between_two_launches_is_stopped_and_does_not_lower_the_goodput() -> None:
     durable = at(99, "checkpoint_durable", "checkpoint", step=101)
     stopped = [durable, died(100, 1, 101, "stopped"), at(100, "stopped", step=101)]
     account = account_of(
@@ -96,7 +96,7 @@ def test_the_time_between_two_launches_is_stopped_and_does_not_count_against_the
     assert account.failures == 0
 
 
-def test_a_killed_watchdog_leaves_the_time_until_it_was_seen_last() -> None:
+def test_a_killed_watchdog_ends_its_time_when_it_was_last_seen() -> None:
     again = launched(300, seen_until=1090.0)
     account = account_of(
         launched(0), started(0, 1, 0, 0, "fresh"), again, started(300, 2, 91, 300), completed(400, 2, 191)
@@ -105,7 +105,7 @@ def test_a_killed_watchdog_leaves_the_time_until_it_was_seen_last() -> None:
     assert account.incarnations[0].last_step == 91
 
 
-def test_the_start_of_the_watchdog_is_part_of_the_time() -> None:
+def test_the_watchdogs_start_is_part_of_the_time() -> None:
     asked, again = 1000.0 - 0.5, 1000.0 + 60.0
     stopped = [died(20, 1, 11, "stopped"), at(20, "stopped", step=11)]
     account = account_of(
@@ -119,14 +119,14 @@ def test_the_start_of_the_watchdog_is_part_of_the_time() -> None:
     assert totals_of(account) == {"starting": 10.5 + 5, "kept": 15, "stopped": 40, "down": 1}
 
 
-def test_a_state_further_than_the_last_reading_loses_nothing() -> None:
+def test_a_state_beyond_the_last_reading_loses_nothing() -> None:
     first = [*started(0, 1, 0, 0, "fresh"), died(100, 1, 90)]
     account = account_of(launched(0), first, started(100, 2, 95, 100), completed(200, 2, 195))
     assert account.lost_steps == 0
     assert totals_of(account) == {"kept": 200, "down": 1}
 
 
-def test_what_other_tasks_had_trained_while_there_was_no_chief_is_lost_with_their_server() -> None:
+def test_training_of_other_tasks_while_there_was_no_chief_is_lost_with_their_server() -> None:
     first = [*started(0, 1, 0, 0, "fresh"), died(100, 1, 100)]
     second = started(100, 2, 150, 100)[:-1]
     second.append(
@@ -137,7 +137,7 @@ def test_what_other_tasks_had_trained_while_there_was_no_chief_is_lost_with_thei
     assert [one.lost_steps for one in account.incarnations] == [10, 0]
 
 
-def test_what_a_run_that_gave_up_had_not_saved_is_not_kept() -> None:
+def test_a_run_that_gave_up_keeps_nothing_that_it_had_not_saved() -> None:
     durable = at(50, "checkpoint_durable", "checkpoint", step=51)
     account = account_of(
         launched(0), started(0, 1, 0, 0, "fresh"), durable, died(100, 1, 101), at(100, "gave_up", why="five times")
@@ -147,21 +147,21 @@ def test_what_a_run_that_gave_up_had_not_saved_is_not_kept() -> None:
     assert totals_of(account) == {"kept": pytest.approx(50.0), "redone": pytest.approx(50.0)}
 
 
-def test_a_run_that_goes_on_is_counted_up_to_now() -> None:
+def test_a_live_run_is_counted_up_to_now() -> None:
     account = account_of(launched(0), started(0, 1, 0, 10, "fresh"), until_s=1040.0, step=31, is_running=True)
     assert account.outcome == "running"
     assert totals_of(account) == {"starting": 10, "kept": 30}
     assert account.last_step == 31
 
 
-def test_a_run_whose_watchdog_was_killed_ends_where_it_was_seen_last() -> None:
+def test_a_run_whose_watchdog_was_killed_ends_when_it_was_last_seen() -> None:
     account = account_of(launched(0), started(0, 1, 0, 10, "fresh"), until_s=1040.0, step=31)
     assert account.outcome == "interrupted"
     assert account.wall_s == 40
     assert account.incarnations[0].end_s == 1040.0
 
 
-def test_a_promoted_standby_is_one_start_not_two() -> None:
+def test_a_promoted_standby_is_one_start_and_not_two() -> None:
     entries = [*started(0, 1, 0, 0, "fresh"), died(10, 1, 11)]
     promoted = [at(10, "promoted", incarnation=2, pid=9), *started(10, 2, 11, 11)]
     spawned_first = [*started(10, 2, 11, 11), at(11, "promoted", incarnation=2, pid=9)]
@@ -170,14 +170,14 @@ def test_a_promoted_standby_is_one_start_not_two() -> None:
         assert [(one.number, one.is_promoted) for one in account.incarnations] == [(1, False), (2, True)]
 
 
-def test_the_end_of_a_standby_is_not_that_of_the_trainer_with_the_same_number() -> None:
+def test_a_standbys_end_is_not_the_end_of_the_trainer_with_the_same_number() -> None:
     standby = replace(died(100, 1, -1, "stopped"), role="standby")
     account = account_of(launched(0), started(1, 1, 0, 11, "fresh"), standby, completed(111, 1, 101))
     assert (account.incarnations[0].cause, account.last_step) == ("completed", 101)
     assert totals_of(account) == {"starting": 11, "kept": 100, "down": 1}
 
 
-def test_of_several_tasks_the_time_is_that_of_the_one_whose_state_is_saved() -> None:
+def test_with_several_tasks_the_time_is_the_one_of_the_saved_task() -> None:
     chief, done = of_task("chief", started(1, 1, 0, 11, "fresh")), of_task("chief", completed(111, 1, 101))
     worker = of_task("worker.0", started(2, 1, 0, 12), died(50, 1, 40))
     both = sorted([*chief, *worker], key=lambda line: line.time)
@@ -185,7 +185,7 @@ def test_of_several_tasks_the_time_is_that_of_the_one_whose_state_is_saved() -> 
     assert totals_of(account) == {"starting": 11, "kept": 100, "down": 1}
 
 
-def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
+def test_a_clock_set_back_an_hour_gives_no_negative_time() -> None:
     entries = [launched(0), *started(0, 1, 0, 10, "fresh")]
     later = [died(50 - 3600, 1, 101), *started(51 - 3600, 2, 101, 61 - 3600), *completed(161 - 3600, 2, 201)]
     account = account_of(entries, later)
@@ -193,7 +193,7 @@ def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
     assert totals_of(account) == {"starting": 20, "kept": 100, "down": 2}
 
 
-def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_steps_are_counted_once() -> None:
+def test_a_lost_session_of_a_living_trainer_is_down_time_and_its_lost_steps_are_counted_once() -> None:
     recovered: dict[str, Any] = {
         "step": 80,
         "source": "checkpoint",
@@ -218,7 +218,7 @@ def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_step
     assert [line.entry.event for line in account.remarks].count("session_lost") == 1
 
 
-def test_the_time_in_which_a_trainer_was_stopped_by_a_signal_is_no_training() -> None:
+def test_time_in_which_a_signal_had_stopped_the_trainer_is_not_training() -> None:
     account = account_of(
         launched(0), started(1, 1, 0, 11, "fresh"), at(71, "frozen", seconds=20, step=41), completed(131, 1, 101)
     )
@@ -231,7 +231,7 @@ def test_the_time_in_which_a_trainer_was_stopped_by_a_signal_is_no_training() ->
     assert totals_of(early) == {"starting": 11, "kept": 20, "stalled": 1, "down": 1}, "what was before is what it was"
 
 
-def test_the_time_in_which_an_observed_program_hung_is_no_training() -> None:
+def test_time_in_which_an_observed_program_hung_is_not_training() -> None:
     hang = (at(71, "hang_detected", seconds=20, step=41), at(91, "hang_over", seconds=40, step=42))
     account = account_of(launched(0), started(1, 1, 0, 11, "fresh"), *hang, completed(131, 1, 82))
 
@@ -242,7 +242,7 @@ def test_an_empty_journal_has_no_account() -> None:
     assert take_accounts([]) == (None, {})
 
 
-def test_a_task_that_is_given_up_ends_nothing_but_its_own_time_and_the_next_launch_tries_it_again() -> None:
+def test_a_task_that_is_given_up_ends_only_its_own_time_and_the_next_launch_retries_it() -> None:
     tasks = ("trainer", "worker.0", "worker.1")
     begun = [at(1, "spawned", "worker.1", pid=7), at(11, "ready", "worker.1", step=1)]
     exited = replace(died(21, 1, 30, "exit-code"), role="worker.1")

@@ -1,4 +1,4 @@
-"""The report as a person meets it: text, JSON, and a page that needs nothing but itself."""
+"""The report as text, as JSON and as a self-contained page."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def test_the_text_names_cause_loss_and_goodput(logdir: Path) -> None:
     assert "\x1b[" not in said.stdout, "colours are for terminals"
 
 
-def test_no_row_of_a_table_folds_in_a_narrow_terminal_or_a_pipe(logdir: Path) -> None:
+def test_no_table_row_wraps_in_a_narrow_terminal_or_a_pipe(logdir: Path) -> None:
     for said in (procsv("report", str(logdir)), procsv("report", str(logdir), COLUMNS="80")):
         lines = said.stdout.splitlines()
         at = next(number for number, line in enumerate(lines) if line.lstrip().startswith("start "))
@@ -94,7 +94,7 @@ class _Parsed(HTMLParser):
         self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data", "srcset")]
 
 
-def test_the_page_loads_nothing_and_runs_nothing(logdir: Path) -> None:
+def test_the_page_loads_no_resources_and_runs_no_scripts(logdir: Path) -> None:
     page = make_page(read_story(logdir, SystemClock()))
     parsed = _Parsed()
     parsed.feed(page)
@@ -116,14 +116,14 @@ def test_the_page_marks_each_crash_and_draws_each_kind_of_time(logdir: Path) -> 
     assert "@media print" in page
 
 
-def test_text_and_page_say_how_far_a_fit_has_come(logdir: Path) -> None:
+def test_text_and_page_show_the_progress_of_a_fit(logdir: Path) -> None:
     assert "epoch" not in make_page(read_story(logdir, SystemClock()))
     story = msgspec.structs.replace(read_story(logdir, SystemClock()), fit=FitPlace(2, 3, 50, 17, 40))
     assert "fit 2, epoch 3 of 50, batch 17 of 40.</p>" in make_page(story)
     assert place_in_fit(story).endswith("fit 2, epoch 3 of 50, batch 17 of 40")
 
 
-def test_the_page_is_written_where_it_is_asked_for(logdir: Path) -> None:
+def test_the_page_is_written_to_the_requested_place(logdir: Path) -> None:
     target = logdir / "report.html"
     said = procsv("report", str(logdir), "--html", str(target))
     assert said.returncode == 0
@@ -146,7 +146,7 @@ def test_the_report_loads_no_tensorflow(logdir: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_page(tmp_path: Path) -> None:
+def test_a_run_of_several_tasks_is_reported_task_by_task_in_text_json_and_on_the_page(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
     chief, worker, server = TaskId("chief"), TaskId("worker"), TaskId("ps")
     append(journal, "run_started", WATCHDOG, 1, tasks=("chief", "worker.0", "ps.0"))
@@ -174,7 +174,7 @@ def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_pag
     assert ">worker.0<" in page
 
 
-def test_of_several_machines_the_report_says_where_each_task_was(tmp_path: Path) -> None:
+def test_the_report_says_on_which_machine_each_task_was(tmp_path: Path) -> None:
     journal, tasks = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock()), ("chief", "worker.0")
     for place in ("n2", "n2", "n3"):
         append(journal, "run_started", WATCHDOG, 1, tasks=tasks, hosts={"chief": "n1", "worker.0": place})

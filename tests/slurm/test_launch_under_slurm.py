@@ -1,6 +1,8 @@
-"""A training of several launches under a real Slurm, by the script that procsv ships: what Slurm does to a job, and what becomes of it.
+"""A training of several launches survives what a real Slurm does to its job, with the script that
+procsv ships.
 
-Chief, two workers and a server have a node each.  The chief trains NumPy arrays; the others wait.
+The chief, two workers and a server have one node each. The chief trains NumPy arrays; the others
+wait.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def training(slurm: SlurmCluster) -> Training:
     return Training(slurm)
 
 
-def test_a_task_that_is_killed_is_back_within_its_allocation_and_the_job_completes(training: Training) -> None:
+def test_a_killed_task_comes_back_within_its_allocation_and_the_job_completes(training: Training) -> None:
     job = training.submit(ENDLESS)
     training.wait_all_run(job)
     psutil.Process(training.events("spawned", "worker.1")[-1]["pid"]).kill()
@@ -117,7 +119,7 @@ def test_a_task_that_is_killed_is_back_within_its_allocation_and_the_job_complet
     assert len(training.events("run_completed")) == 1
 
 
-def test_row_70_a_coordinator_that_a_loop_within_the_step_starts_again_adopts_what_runs_on_the_other_nodes(
+def test_row_70_a_coordinator_restarted_by_a_loop_within_the_step_adopts_the_tasks_on_the_other_nodes(
     training: Training,
 ) -> None:
     training.start_again_what_is_killed()
@@ -145,7 +147,7 @@ def kill_everything(watchdog: psutil.Process) -> None:
         process.kill()
 
 
-def test_a_second_job_on_the_logdir_is_refused_by_all_its_launches_and_disturbs_nothing(
+def test_a_second_job_on_the_logdir_is_refused_by_all_its_launches_and_does_no_harm(
     slurm: SlurmCluster, training: Training
 ) -> None:
     half = ("--nodes=2", "--ntasks-per-node=2")
@@ -169,7 +171,7 @@ def test_a_step_of_the_wrong_size_fails_at_once_with_both_sizes_and_is_not_reque
     assert not training.logdir.exists()
 
 
-def test_a_job_that_is_told_of_its_time_limit_saves_requeues_itself_and_resumes(
+def test_a_job_notified_of_its_time_limit_saves_requeues_itself_and_resumes(
     slurm: SlurmCluster, training: Training
 ) -> None:
     job = training.submit(ENDLESS)
@@ -178,7 +180,7 @@ def test_a_job_that_is_told_of_its_time_limit_saves_requeues_itself_and_resumes(
     check_resumes(training, job)
 
 
-def test_a_preempted_job_saves_within_the_grace_requeues_itself_and_resumes(
+def test_a_preempted_job_saves_within_the_grace_period_requeues_itself_and_resumes(
     slurm: SlurmCluster, training: Training
 ) -> None:
     job = training.submit(ENDLESS, "--partition=low")
@@ -202,7 +204,7 @@ def check_resumes(training: Training, job: str) -> None:
     assert (recovered["source"], recovered["step"]) == ("checkpoint", stopped["step"])
 
 
-def test_a_job_that_loses_a_node_saves_and_resumes_on_those_that_are_left(
+def test_a_job_that_loses_a_node_saves_and_resumes_on_the_remaining_nodes(
     slurm: SlurmCluster, training: Training
 ) -> None:
     job = training.submit(ENDLESS, "--nodes=3")
@@ -212,7 +214,7 @@ def test_a_job_that_loses_a_node_saves_and_resumes_on_those_that_are_left(
 
 
 @pytest.mark.parametrize("slurm", [5], indirect=True)
-def test_a_job_that_loses_a_node_and_has_a_spare_one_begins_again_in_its_allocation_and_completes(
+def test_a_job_that_loses_a_node_and_has_a_spare_restarts_in_its_allocation_and_completes(
     slurm: SlurmCluster, training: Training
 ) -> None:
     job = training.submit(ENDLESS, "--nodes=5", "--ntasks=5", spares=1)
@@ -263,7 +265,7 @@ def test_a_job_that_loses_the_chiefs_node_and_its_script_resumes_from_what_is_le
 
 
 @pytest.mark.parametrize("slurm", [5], indirect=True)
-def test_a_job_with_spare_nodes_that_loses_the_chiefs_node_is_requeued_by_the_launches_that_are_left(
+def test_the_remaining_launches_requeue_a_job_with_spare_nodes_that_loses_the_chiefs_node(
     slurm: SlurmCluster, training: Training
 ) -> None:
     (slurm.place / "pyproject.toml").write_text("[tool.procsv]\ncoordinator-timeout = '20s'\n")

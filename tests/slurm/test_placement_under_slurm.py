@@ -1,4 +1,4 @@
-"""Every process of a step finds a task of its own, as real Slurm daemons lay the step out."""
+"""Every process of a step finds its own task, with real Slurm daemons placing them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layout_of(said: list[Said]) -> list[int]:
     return [list(dict.fromkeys(nodes)).index(node) for node in nodes]
 
 
-def test_each_node_of_a_step_has_a_task_of_its_own(slurm: SlurmCluster) -> None:
+def test_each_node_of_a_step_gets_its_own_task(slurm: SlurmCluster) -> None:
     said = step(slurm, ["--nodes=4", "--ntasks=4"], 2, 1)
     check_tasks(said, 2, 1)
     assert nodes_of(said) == ["n1", "n2", "n3", "n4"]
@@ -65,7 +65,7 @@ def test_each_node_of_a_step_has_a_task_of_its_own(slurm: SlurmCluster) -> None:
     ],
     ids=["block", "cyclic", "uneven"],
 )
-def test_two_processes_of_one_node_are_two_members_in_any_layout(
+def test_two_processes_on_one_node_are_two_members_in_any_layout(
     slurm: SlurmCluster, options: list[str], layout: list[int]
 ) -> None:
     said = step(slurm, ["--nodes=2", *options], 2, 1)
@@ -74,20 +74,20 @@ def test_two_processes_of_one_node_are_two_members_in_any_layout(
 
 
 @pytest.mark.parametrize("slurm", [12], indirect=True)
-def test_nodes_whose_names_sort_otherwise_than_their_numbers_change_nothing(slurm: SlurmCluster) -> None:
+def test_nodes_whose_names_do_not_sort_by_number_change_nothing(slurm: SlurmCluster) -> None:
     said = step(slurm, ["--nodes=12", "--ntasks=12"], 9, 2)
     check_tasks(said, 9, 2)
     assert nodes_of(said) == [f"n{number}" for number in range(1, 13)]
 
 
-def test_a_step_of_the_wrong_size_ends_with_2_and_says_both_sizes(slurm: SlurmCluster) -> None:
+def test_a_step_of_the_wrong_size_exits_2_and_names_both_sizes(slurm: SlurmCluster) -> None:
     done = slurm.run("srun", "--nodes=2", "--ntasks=3", *SAY, "2", "1")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("procsv: the step has 3 tasks, --workers 2 --ps 1 make 4 (1 chief, 2 workers, 1 ps)") == 3
 
 
-def test_in_a_batch_job_each_step_is_a_start_of_its_own_and_the_script_itself_is_local(slurm: SlurmCluster) -> None:
+def test_in_a_batch_job_each_step_is_a_new_start_and_the_script_itself_is_local(slurm: SlurmCluster) -> None:
     script = slurm.place / "job.sh"
     say = " ".join((*SAY, "1", "0"))
     script.write_text(f"#!/bin/bash\n{say}\nsrun {say}\nsrun {say}\nsrun --ntasks=1 --nodes=1 {say}\n")
@@ -102,7 +102,7 @@ def test_in_a_batch_job_each_step_is_a_start_of_its_own_and_the_script_itself_is
         check_tasks(sorted(members, key=lambda process: int(process["told"]["SLURM_PROCID"])), 1, 0)
 
 
-def test_a_requeued_job_is_another_start_of_the_run(slurm: SlurmCluster) -> None:
+def test_a_requeued_job_is_a_new_start_of_the_run(slurm: SlurmCluster) -> None:
     script = slurm.place / "job.sh"
     requeue = "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then sleep 300 & scontrol requeue $SLURM_JOB_ID && wait; fi"
     script.write_text(f"#!/bin/bash\nsrun {' '.join(SAY)} 1 0\n{requeue}\nexit 0\n")
@@ -113,7 +113,7 @@ def test_a_requeued_job_is_another_start_of_the_run(slurm: SlurmCluster) -> None
     assert sorted(identities) == [f"slurm:{job}.0.0"] * 2 + [f"slurm:{job}.1.0"] * 2
 
 
-def test_an_allocation_of_an_interactive_shell_is_as_a_batch_job(slurm: SlurmCluster) -> None:
+def test_an_interactive_allocation_works_like_a_batch_job(slurm: SlurmCluster) -> None:
     done = slurm.run("salloc", "--nodes=2", "--ntasks=2", "srun", *SAY, "1", "0")
     assert done.returncode == 0, done.stderr
     check_tasks(said_by(done.stdout), 1, 0)

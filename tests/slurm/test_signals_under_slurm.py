@@ -1,4 +1,6 @@
-"""Slurm signals every process of a job at once: what lies on a real parameter server is saved to the last step, and nobody has to be killed."""
+"""When Slurm signals every process of a job at once, the last step is saved from a real parameter
+server without a kill.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Slurm of the tests: it loses a node as a power cut would have it, several stand side by side, and nothing is left of one."""
+"""The tests' own Slurm can lose a node as in a power cut, run beside another one, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ PID, LAUNCHED = re.compile(r"(n\d+) (\d+)$"), re.compile(r"Node (n\d+), \d+ task
 
 
 def wait_launched(step: subprocess.Popen[str]) -> dict[str, int]:
-    """The process of each of two nodes, once srun has heard of both: a task may have begun before, and a launch of which one node has
-    not answered is ended by srun on all nodes.
+    """Return the process on each of two nodes, once srun has heard from both.
+
+    A task may start earlier, and if one node has not answered by then, srun ends the launch on all
+    nodes.
     """
     assert step.stdout is not None
     pids, launched = dict[str, int](), set[str]()
@@ -38,7 +40,7 @@ def said_by(step: subprocess.Popen[str]) -> str:
     return step.communicate()[0]
 
 
-def test_a_lost_node_takes_its_processes_along_and_the_other_nodes_go_on(slurm: SlurmCluster) -> None:
+def test_a_lost_node_ends_its_processes_and_the_other_nodes_go_on(slurm: SlurmCluster) -> None:
     say = "echo $SLURMD_NODENAME $$; exec sleep infinity"
     options = ("--verbose", "--nodes=2", "--ntasks=2", "--no-kill", "--kill-on-bad-exit=0")
     step = slurm.start_command("srun", *options, "sh", "-c", say)
@@ -54,7 +56,7 @@ def test_a_lost_node_takes_its_processes_along_and_the_other_nodes_go_on(slurm: 
     slurm.wait_idle(slurm.nodes)
 
 
-def test_two_clusters_stand_side_by_side_and_nothing_is_left_of_one(slurm: SlurmCluster) -> None:
+def test_two_clusters_run_side_by_side_and_leave_nothing_behind(slurm: SlurmCluster) -> None:
     other = SlurmCluster(2)
     try:
         other.start()

@@ -1,4 +1,4 @@
-"""A real summary service, its run, and the trainer's end of the link, for the tests of this folder."""
+"""A real summary service, its run and the trainer's end of the link, for the tests of this folder."""
 
 from __future__ import annotations
 

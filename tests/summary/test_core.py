@@ -1,4 +1,4 @@
-"""The decisions of the summary service, without a disk."""
+"""The summary service's decisions, without a disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def through(actions: list[Action]) -> list[int]:
     return [a.body.through for a in actions if isinstance(a, SummaryReply)]
 
 
-def test_a_stream_is_opened_once_and_each_asking_is_answered() -> None:
+def test_a_stream_is_opened_once_and_each_request_is_answered() -> None:
     core = SummaryCore((SHM,))
     assert core.open(b"t", OpenWriter("1-0", "/logs", ".x")) == [
         Open("1-0", "/logs", ".x"),
@@ -56,7 +56,7 @@ def test_a_stream_is_opened_once_and_each_asking_is_answered() -> None:
     assert core.open(b"t", OpenWriter("1-0", "/logs", ".x")) == [SummaryReply(b"t", Written("1-0", 0, ""))]
 
 
-def test_records_are_acknowledged_only_when_the_disk_has_taken_them() -> None:
+def test_records_are_acknowledged_only_when_they_are_on_disk() -> None:
     core = opened()
     (append,) = core.records(b"t", records(1, b"a", b"b"))
 
@@ -66,7 +66,7 @@ def test_records_are_acknowledged_only_when_the_disk_has_taken_them() -> None:
     assert core.records_written == 2
 
 
-def test_what_is_written_already_is_cut_off() -> None:
+def test_records_that_are_already_written_are_dropped() -> None:
     core = opened()
     take(core, records(1, b"a", b"b"))
 
@@ -74,7 +74,7 @@ def test_what_is_written_already_is_cut_off() -> None:
     assert core.records(b"t", records(2, b"b")) == [SummaryReply(b"t", Written("1-0", 2, ""))]
 
 
-def test_a_gap_is_not_taken_and_is_answered_with_how_far_the_stream_has_got() -> None:
+def test_a_gap_is_refused_and_answered_with_the_streams_position() -> None:
     core = opened()
 
     assert core.records(b"t", records(2, b"b")) == [SummaryReply(b"t", Written("1-0", 0, ""))]
@@ -87,7 +87,7 @@ def test_an_unknown_stream_is_answered_with_minus_one() -> None:
     assert through(core.close_stream(b"t", CloseWriter("1-0", 3))) == [-1]
 
 
-def test_what_the_disk_refuses_is_not_written_and_can_be_said_again() -> None:
+def test_records_that_the_disk_refuses_are_not_written_and_can_be_sent_again() -> None:
     core = opened()
     (append,) = core.records(b"t", records(1, b"a"))
     assert isinstance(append, Append)
@@ -98,7 +98,7 @@ def test_what_the_disk_refuses_is_not_written_and_can_be_said_again() -> None:
     assert core.error() == ""
 
 
-def test_a_recovered_stream_goes_on_where_it_was() -> None:
+def test_a_recovered_stream_continues_at_its_position() -> None:
     core = SummaryCore((SHM,))
     core.recovered("1-0", 7)
 
@@ -114,7 +114,7 @@ def test_a_close_before_the_last_record_does_not_close() -> None:
     assert core.close_stream(b"t", CloseWriter("1-0", 2)) == [Close("1-0"), SummaryReply(b"t", Written("1-0", 2, ""))]
 
 
-def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -> None:
+def test_late_records_of_a_closed_stream_are_answered_and_change_nothing() -> None:
     core = opened()
     take(core, records(1, b"a"))
     core.close_stream(b"t", CloseWriter("1-0", 1))
@@ -124,7 +124,7 @@ def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -
     assert core.close_stream(b"t", CloseWriter("1-0", 1)) == [SummaryReply(b"t", Written("1-0", 1, ""))]
 
 
-def test_a_new_trainer_ends_the_streams_of_the_dead_one_and_what_it_left() -> None:
+def test_a_new_trainer_ends_the_dead_ones_streams_and_its_leftovers() -> None:
     core = opened()
     assert core.attempt_began(TRAINER, 2) == [Close("1-0"), Sweep(TRAINER, 2)]
 
@@ -148,18 +148,18 @@ def test_a_parcel_is_removed_after_it_is_written_and_when_it_comes_again() -> No
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/shm/slot.0", "/shm/sub/event.1-0.1", "event.1-0.1", ""])
-def test_a_path_that_is_no_parcel_of_this_run_is_refused(path: str) -> None:
+def test_a_path_that_is_not_a_parcel_of_this_run_is_refused(path: str) -> None:
     with pytest.raises(PeerError):
         opened().records(b"t", records(1, b"", n1=path))
 
 
 @pytest.mark.parametrize("name", ["", "1", "-1", "x-1", "1-", "1-../../x", "1-a b", "1-é"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(PeerError):
         SummaryCore((SHM,)).open(b"t", OpenWriter(name, "/logs", ""))
 
 
-def test_a_name_says_whose_stream_it_is() -> None:
+def test_a_name_shows_whose_stream_it_is() -> None:
     assert [attempt_of(name) for name in ("1-0", "12-3.1", "worker.1.3-0")] == [
         (TRAINER, 1),
         (TRAINER, 12),

@@ -1,4 +1,4 @@
-"""What a backlog of event records promises: order, bounds, and records that are said until they are written."""
+"""A backlog of event records keeps their order and its bounds, and resends records until they are written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batches(backlog: EventBacklog, now_s: float) -> list[tuple[int, int]]:
     return [(b.first, len(b.records)) for b in backlog.due(now_s) if isinstance(b, Batch)]
 
 
-def test_nothing_is_said_before_the_first_record() -> None:
+def test_nothing_is_sent_before_the_first_record() -> None:
     backlog = EventBacklog("1-0", "/logs", "")
 
     assert backlog.due(0.0) == []
@@ -33,7 +33,7 @@ def test_nothing_is_said_before_the_first_record() -> None:
     assert backlog.is_closed
 
 
-def test_open_is_said_again_every_second_until_it_is_answered() -> None:
+def test_open_is_resent_every_second_until_it_is_answered() -> None:
     backlog = EventBacklog("1-0", "/logs", "")
     backlog.add_record(b"a")
 
@@ -41,12 +41,12 @@ def test_open_is_said_again_every_second_until_it_is_answered() -> None:
     assert backlog.next_due_s(2.0) == 3.0
 
 
-def test_batches_are_bounded_in_records_and_bytes_and_number() -> None:
+def test_batches_are_bounded_in_records_bytes_and_number() -> None:
     assert batches(opened(5000), 0.0) == [(1, 512), (513, 512), (1025, 512), (1537, 512)]
     assert batches(opened(10, size=2**19), 0.0) == [(1, 2), (3, 2), (5, 2), (7, 2)]
 
 
-def test_a_large_record_is_a_batch_of_its_own() -> None:
+def test_a_large_record_gets_its_own_batch() -> None:
     backlog = opened(1)
     backlog.add_record(bytes(event_backlog.BATCH_BYTES_MAX + 1))
     backlog.add_record(b"small")
@@ -64,7 +64,7 @@ def test_an_answer_makes_room_for_the_next_batch() -> None:
     assert batches(backlog, 0.1) == [(2049, 512)]
 
 
-def test_after_a_second_of_silence_all_that_is_on_its_way_is_said_again() -> None:
+def test_after_a_second_of_silence_everything_in_flight_is_resent() -> None:
     backlog = opened(1000)
     assert batches(backlog, 0.0) == [(1, 512), (513, 488)]
     backlog.on_written(512, "", 0.4)
@@ -74,7 +74,7 @@ def test_after_a_second_of_silence_all_that_is_on_its_way_is_said_again() -> Non
     assert batches(backlog, 1.4) == [(513, 488)]
 
 
-def test_a_new_connection_asks_first_and_goes_on_from_the_answer() -> None:
+def test_a_new_connection_asks_for_the_position_first_and_continues_from_the_answer() -> None:
     backlog = opened(100)
     assert batches(backlog, 0.0) == [(1, 100)]
     backlog.connected()
@@ -92,7 +92,7 @@ def test_an_unknown_stream_is_opened_again() -> None:
     assert backlog.due(0.1) == [OpenWriter("1-0", "/logs", ".a")]
 
 
-def test_the_oldest_that_was_never_sent_is_dropped_and_counted_and_numbers_have_no_gap() -> None:
+def test_the_oldest_unsent_record_is_dropped_and_counted_and_the_numbers_have_no_gap() -> None:
     backlog = opened(2048)
     assert len(batches(backlog, 0.0)) == 4
     for number in range(2049, event_backlog.QUEUE_RECORDS_MAX + 101):
@@ -104,7 +104,7 @@ def test_the_oldest_that_was_never_sent_is_dropped_and_counted_and_numbers_have_
     assert (first.first, int.from_bytes(first.records[0], "little")) == (2049, 2149)
 
 
-def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backlog_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_backlog, "QUEUE_BYTES_MAX", 1000)
     backlog = EventBacklog("1-0", "/logs", "")
     for _ in range(5):
@@ -126,7 +126,7 @@ def test_a_record_is_done_when_it_and_all_before_it_are_written_or_dropped(monke
     assert [backlog.is_done(t) for t in tickets] == [True, True, True, True, False]
 
 
-def test_close_is_said_when_all_is_written_and_again_until_it_is_answered() -> None:
+def test_close_is_sent_when_everything_is_written_and_resent_until_it_is_answered() -> None:
     backlog = opened(2)
     backlog.end_stream()
     assert batches(backlog, 0.0) == [(1, 2)]
@@ -140,7 +140,7 @@ def test_close_is_said_when_all_is_written_and_again_until_it_is_answered() -> N
     assert backlog.is_closed
 
 
-def test_a_service_that_has_forgotten_the_stream_has_heard_its_close() -> None:
+def test_a_service_that_has_forgotten_the_stream_has_handled_its_close() -> None:
     backlog = opened(2)
     backlog.end_stream()
     backlog.due(0.0)
@@ -163,7 +163,7 @@ def test_a_late_answer_changes_nothing() -> None:
     assert batches(backlog, 0.3) == []
 
 
-def test_a_service_that_has_lost_the_stream_for_good_gets_the_rest_under_a_new_name() -> None:
+def test_a_service_that_has_lost_the_stream_gets_the_rest_under_a_new_name() -> None:
     backlog = opened(20)
     backlog.due(0.0)
     backlog.on_written(10, "", 0.0)
@@ -181,7 +181,7 @@ def test_a_service_that_has_lost_the_stream_for_good_gets_the_rest_under_a_new_n
     assert batches(backlog, now_s) == [(1, 10)]
 
 
-def test_an_error_is_told_until_it_is_over() -> None:
+def test_an_error_is_reported_until_it_is_over() -> None:
     backlog = opened(1)
     backlog.due(0.0)
     backlog.on_written(0, "No space left on device", 0.1)
@@ -192,5 +192,5 @@ def test_an_error_is_told_until_it_is_over() -> None:
     assert (backlog.error, backlog.unwritten) == ("", 0)
 
 
-def test_the_name_of_a_parcel_says_whose_it_is() -> None:
+def test_a_parcels_name_shows_its_owner() -> None:
     assert parcel_writer(parcel_name("3-1.2", 77)) == "3-1.2"

@@ -1,4 +1,6 @@
-"""Event files: read by TensorBoard and TensorFlow, repaired after a kill, whole after a full disk."""
+"""Event files can be read by TensorBoard and TensorFlow, are repaired after a kill and stay whole
+on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def written(path: Path, count: int, offset: int = 0) -> EventFile:
     return file
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_written_file(tmp_path: Path) -> None:
     path = tmp_path / "events"
     written(path, 3).close()
 
@@ -37,7 +39,7 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     assert events[0].source_metadata.writer == "procsv.services.summary"
 
 
-def test_tensorflow_reads_what_is_written(tmp_path: Path) -> None:
+def test_tensorflow_reads_the_written_file(tmp_path: Path) -> None:
     import tensorflow as tf
 
     path = tmp_path / "events"
@@ -56,7 +58,7 @@ def test_an_empty_record_and_a_large_one_can_be_read(tmp_path: Path) -> None:
     assert records_in(path) == [b"", event(1, size=3 * 2**20)]
 
 
-def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parcel_gives_the_same_bytes_as_a_record_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file, "CHUNK_BYTES", 7)
     parcel = tmp_path / "parcel"
     parcel.write_bytes(event(2, size=100))
@@ -71,7 +73,7 @@ def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("torn", [1, 8, 12, 13, 20])
-def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: Path, torn: int) -> None:
+def test_a_torn_tail_is_cut_off_and_the_whole_records_before_it_are_kept(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "events"
     file = written(path, 2)
     noted = file.offset
@@ -88,7 +90,7 @@ def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: P
     repaired.close()
 
 
-def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) -> None:
+def test_a_changed_byte_after_the_noted_offset_ends_the_recovery(tmp_path: Path) -> None:
     path = tmp_path / "events"
     file = written(path, 2)
     noted = file.offset
@@ -105,7 +107,7 @@ def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) 
     repaired.close()
 
 
-def test_a_file_killed_over_its_first_record_is_begun_anew(tmp_path: Path) -> None:
+def test_a_file_whose_writer_was_killed_in_the_first_record_is_started_over(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_bytes(frame(version_event(5.0))[:10])
     file = EventFile(path)
@@ -117,7 +119,7 @@ def test_a_file_killed_over_its_first_record_is_begun_anew(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("action", ["enospc", "eio", "torn"])
-def test_what_the_disk_refuses_leaves_nothing_in_the_file(
+def test_a_record_that_the_disk_refuses_leaves_nothing_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
     path = tmp_path / "events"
@@ -154,7 +156,7 @@ def test_a_tail_that_cannot_be_cut_off_now_is_cut_off_before_the_next_record(
     file.close()
 
 
-def test_a_new_file_sorts_after_those_that_are_there(tmp_path: Path) -> None:
+def test_a_new_file_sorts_after_the_existing_ones(tmp_path: Path) -> None:
     names = []
     for number, wall_s in enumerate([1700000000.9, 1700000000.9, 1600000000.0, 1700000100.0]):
         names.append(new_name(tmp_path, wall_s, number, ".eval"))
@@ -166,13 +168,11 @@ def test_a_new_file_sorts_after_those_that_are_there(tmp_path: Path) -> None:
     assert all(name.startswith("events.out.tfevents.") and name.endswith(".eval") for name in names)
 
 
-def test_a_name_for_a_directory_that_is_not_there_yet_is_the_time(tmp_path: Path) -> None:
+def test_the_name_of_a_file_in_a_missing_directory_uses_the_time(tmp_path: Path) -> None:
     assert new_name(tmp_path / "no", 12.0, 0, "").startswith("events.out.tfevents.0000000012.")
 
 
-def test_a_name_that_another_machine_has_taken_meanwhile_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_another_machine_has_taken_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines of one host name, where the services have one pid, and begin in one second."""
     paths, names = find_paths(tmp_path), iter(["events.same", "events.same", "events.other"])
     paths.run_dir.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_a_name_that_another_machine_has_taken_meanwhile_is_not_written_to(
     shutil.rmtree(paths.run_dir)
 
 
-def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_files: StaleMount) -> None:
+def test_a_stale_file_is_reopened_and_missing_records_are_reported(stale_files: StaleMount) -> None:
     path = stale_files.directory / "events"
     file = written(path, 2)
     stale_files.make_stale()
@@ -206,7 +206,7 @@ def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_f
     file.close()
 
 
-def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_lost(
+def test_records_continue_in_a_file_that_was_stale_and_in_a_new_one_if_some_are_lost(
     stale_files: StaleMount, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logdir = stale_files.directory

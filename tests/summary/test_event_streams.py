@@ -1,4 +1,4 @@
-"""The trainer's backlogs together: names, parcels, waiting, and what happens before and between runs."""
+"""A trainer's event streams have their own names, parcels and waits, before, during and between runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = bytes(event_backlog.BATCH_BYTES_MAX + 1)
 
 
 class Streams(EventStreams):
-    """With a clock that stands still, and a service that answers when it is told to."""
+    """Streams with a stopped clock and a service that answers on request."""
 
     def __init__(self, *dirs: Path) -> None:
         self.clock = FakeClock()
@@ -47,7 +47,7 @@ class Streams(EventStreams):
         return name
 
 
-def test_records_wait_for_a_run_to_begin(tmp_path: Path) -> None:
+def test_records_wait_for_the_start_of_a_run(tmp_path: Path) -> None:
     streams = Streams()
     name = streams.open_stream("logs", ".x")
     streams.add_event(name, b"a")
@@ -59,7 +59,7 @@ def test_records_wait_for_a_run_to_begin(tmp_path: Path) -> None:
     assert streams.said() == [OpenWriter("7-0", str(Path("logs").absolute()), ".x")]
 
 
-def test_streams_have_names_of_their_trainer_and_go_on_side_by_side(tmp_path: Path) -> None:
+def test_streams_are_named_after_their_trainer_and_continue_side_by_side(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     for text in ("a", "b"):
         streams.add_event(streams.open_stream("/logs", ""), text.encode())
@@ -69,7 +69,7 @@ def test_streams_have_names_of_their_trainer_and_go_on_side_by_side(tmp_path: Pa
     assert streams.said() == [Records("3-1", 1, (b"b",), {})]
 
 
-def test_somebody_is_woken_when_there_is_something_to_say_and_only_then(tmp_path: Path) -> None:
+def test_the_sender_is_woken_only_when_there_is_something_to_send(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.open_stream("/logs", "")
     woken = streams.needs
@@ -83,7 +83,7 @@ def test_somebody_is_woken_when_there_is_something_to_say_and_only_then(tmp_path
     assert streams.next_due_s(0.0) == 1.0
 
 
-def test_a_large_record_lies_in_a_parcel_until_it_is_written(tmp_path: Path) -> None:
+def test_a_large_record_is_in_a_parcel_until_it_is_written(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     streams.add_event(name, LARGE)
@@ -95,7 +95,7 @@ def test_a_large_record_lies_in_a_parcel_until_it_is_written(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_parcel_that_is_gone_is_made_again_when_it_is_said_again(tmp_path: Path) -> None:
+def test_a_lost_parcel_is_written_again_when_it_is_resent(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     streams.add_event(streams.opened(tmp_path), LARGE)
     streams.said()
@@ -107,7 +107,9 @@ def test_a_parcel_that_is_gone_is_made_again_when_it_is_said_again(tmp_path: Pat
     assert parcel.read_bytes() == LARGE
 
 
-def test_a_parcel_goes_where_there_is_room_or_by_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parcel_goes_where_there_is_room_and_otherwise_by_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     none, spare = tmp_path / "none", tmp_path / "spare"
     spare.mkdir()
     streams = Streams(none, spare)
@@ -141,7 +143,7 @@ def test_flush_returns_when_the_records_are_written(tmp_path: Path) -> None:
     assert done == [True]
 
 
-def test_flush_gives_up_after_its_time(tmp_path: Path) -> None:
+def test_flush_gives_up_at_its_time_limit(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     streams.add_event(name, b"a")
@@ -150,7 +152,7 @@ def test_flush_gives_up_after_its_time(tmp_path: Path) -> None:
     assert streams.unwritten(name) == 1
 
 
-def test_the_end_of_the_run_lets_those_go_who_wait(tmp_path: Path) -> None:
+def test_the_end_of_the_run_releases_all_waiters(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     streams.add_event(name, b"a")
@@ -163,7 +165,7 @@ def test_the_end_of_the_run_lets_those_go_who_wait(tmp_path: Path) -> None:
     assert done == [False]
 
 
-def test_a_closed_stream_says_so_and_is_forgotten_with_its_drops_counted(
+def test_a_closed_stream_says_so_and_is_forgotten_once_its_drops_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_backlog, "QUEUE_RECORDS_MAX", 2)
@@ -183,7 +185,7 @@ def test_a_closed_stream_says_so_and_is_forgotten_with_its_drops_counted(
     assert streams.said() == []
 
 
-def test_what_one_run_did_not_write_the_next_one_does(tmp_path: Path) -> None:
+def test_records_that_one_run_did_not_write_are_written_by_the_next(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     name = streams.opened(tmp_path)
     streams.add_event(name, b"a")
@@ -198,7 +200,7 @@ def test_what_one_run_did_not_write_the_next_one_does(tmp_path: Path) -> None:
     assert streams.flush_stream(name, 0.0)
 
 
-def test_an_error_of_the_service_is_known_while_it_lasts(tmp_path: Path) -> None:
+def test_a_service_error_is_known_while_it_lasts(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     streams.add_event(streams.opened(tmp_path), b"a")
     streams.said()

@@ -1,4 +1,4 @@
-"""Figures of the run itself: an event file that TensorBoard reads, beside the program's own."""
+"""Figures of the run itself go to an event file beside the program's own that TensorBoard can read."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ from procsv.watchdog.edge.metrics import TENSORBOARD_S, RunMeter
 from tests.support.journal import an_entry
 
 
-def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
+def test_a_figure_is_a_scalar_at_its_step(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     file.write_record(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0}), 10.0)
     file.close()
@@ -27,7 +27,7 @@ def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
     assert {v.tag: v.simple_value for v in event.summary.value} == {"procsv/goodput": 0.75, "procsv/failures": 2.0}
 
 
-def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -> None:
+def test_figures_are_in_their_own_file_which_the_first_figure_creates(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     assert not list(tmp_path.iterdir())
     for step in (1, 2):
@@ -41,7 +41,7 @@ def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -
     assert rest == 0
 
 
-def test_the_layout_of_the_curves_is_in_the_file_of_the_figures_and_names_tags_that_are_written(tmp_path: Path) -> None:
+def test_the_curve_layout_is_in_the_figures_file_and_names_existing_tags(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     file.write_record(RunMetrics(10.0, 1, {"procsv/goodput": 0.5}), 10.0)
     file.close()
@@ -53,7 +53,7 @@ def test_the_layout_of_the_curves_is_in_the_file_of_the_figures_and_names_tags_t
     assert all(any(re.fullmatch(tag, one) for one in written) for tag in tags)
 
 
-def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_refuses_figures_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = MetricsFile(tmp_path / "is not there")
     for step in (1, 2):
         file.write_record(RunMetrics(10.0, step, {}), 10.0)
@@ -62,7 +62,7 @@ def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: p
     assert (out + err).count("figures of ") == 1
 
 
-def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
+def test_figures_are_written_at_events_of_the_run_and_once_a_minute() -> None:
     meter = RunMeter()
     assert meter.due(0.0, 1000.0, 5, float) is None, "nothing has happened"
     meter.enter(Line(1000.0, "watchdog", 1, an_entry("run_started")))

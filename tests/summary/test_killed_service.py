@@ -1,4 +1,4 @@
-"""Whatever happens to the summary service, each record is in the file once, in order."""
+"""Each record is in the file once and in order, whatever happens to the summary service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A backlog and the service's core over a link that loses, doubles and delays, and a service that is killed."""
+"""A backlog and the service's core work over a link that loses, doubles and delays, with a service
+that is killed.
+"""
 
 from __future__ import annotations
 

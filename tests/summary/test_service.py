@@ -1,4 +1,4 @@
-"""A real summary service: what it writes, what it costs, and how it ends."""
+"""A real summary service writes records, stays small and ends cleanly."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def send(trainer: Trainer, writer: str, first: int, last: int, size: int = 0) ->
     trainer.until_written()
 
 
-def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_with_nothing_left(
-    run: Run, trainer: Trainer
-) -> None:
+def test_acknowledged_records_are_readable_and_the_service_ends_with_nothing_left(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), ".v2")
     assert not run.logdir.exists()
@@ -45,7 +43,7 @@ def test_records_are_readable_when_they_are_acknowledged_and_the_service_ends_wi
     assert [p.name for p in run.paths.run_dir.iterdir() if not p.name.endswith(".heartbeat")] == []
 
 
-def test_the_service_takes_60_mib_at_most_also_after_large_records(run: Run, trainer: Trainer) -> None:
+def test_the_service_uses_at_most_60_mib_even_after_large_records(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 1000)
@@ -78,7 +76,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
     assert not {"tensorflow", "numpy", "keras", "psutil"} & set(modules)
 
 
-def test_the_heartbeat_counts_the_records_that_are_written(run: Run, trainer: Trainer) -> None:
+def test_the_heartbeat_counts_written_records(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 42)
     heartbeat = HeartbeatReader(run.paths.heartbeat(SUMMARY, 1))
@@ -91,7 +89,7 @@ def test_the_heartbeat_counts_the_records_that_are_written(run: Run, trainer: Tr
     heartbeat.close()
 
 
-def test_two_streams_are_two_files(run: Run, trainer: Trainer) -> None:
+def test_two_streams_make_two_files(run: Run, trainer: Trainer) -> None:
     run.start()
     one = trainer.streams.open_stream(str(run.logdir), "")
     other = trainer.streams.open_stream(str(run.logdir / "eval"), "")
@@ -102,7 +100,7 @@ def test_two_streams_are_two_files(run: Run, trainer: Trainer) -> None:
     assert [steps_in(p) for p in event_files(run.logdir / "eval")] == [list(range(100, 111))]
 
 
-def test_a_closed_stream_leaves_no_note_and_the_next_is_a_new_file(run: Run, trainer: Trainer) -> None:
+def test_a_closed_stream_leaves_no_note_and_the_next_one_makes_a_new_file(run: Run, trainer: Trainer) -> None:
     run.start()
     for first in (1, 11):
         writer = trainer.streams.open_stream(str(run.logdir), "")
@@ -114,7 +112,7 @@ def test_a_closed_stream_leaves_no_note_and_the_next_is_a_new_file(run: Run, tra
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(11, 21))]
 
 
-def test_a_full_disk_loses_nothing_and_is_told(run: Run, trainer: Trainer) -> None:
+def test_a_full_disk_loses_nothing_and_is_reported(run: Run, trainer: Trainer) -> None:
     service = run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 100)
@@ -146,7 +144,7 @@ def test_a_disk_that_fails_for_a_while_loses_and_doubles_nothing(run: Run, train
     assert steps_in(*event_files(run.logdir)) == list(range(1, 201))
 
 
-def test_a_logdir_that_is_removed_is_made_again(run: Run, trainer: Trainer) -> None:
+def test_a_removed_logdir_is_recreated(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
@@ -161,7 +159,7 @@ def test_a_logdir_that_is_removed_is_made_again(run: Run, trainer: Trainer) -> N
     assert steps_in(*event_files(run.logdir)) == list(range(21, 31))
 
 
-def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> None:
+def test_a_removed_note_is_written_again(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
@@ -177,7 +175,7 @@ def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> No
 
 
 @pytest.mark.long
-def test_a_service_that_has_lost_its_notes_goes_on_in_a_new_file(run: Run, trainer: Trainer) -> None:
+def test_a_service_that_has_lost_its_notes_continues_in_a_new_file(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
     send(trainer, writer, 1, 10)
@@ -190,7 +188,7 @@ def test_a_service_that_has_lost_its_notes_goes_on_in_a_new_file(run: Run, train
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(11, 21))]
 
 
-def test_what_a_killed_run_left_torn_is_mended_and_its_note_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_torn_is_repaired_and_its_note_is_not_ours(tmp_path: Path) -> None:
     for run_id in ("first", "second"):
         run = Run(tmp_path, run_id)
         trainer = Trainer(run)
@@ -211,7 +209,7 @@ def test_what_a_killed_run_left_torn_is_mended_and_its_note_is_not_taken_for_our
     assert [steps_in(p) for p in event_files(run.logdir)] == [[1, 2, 3, 4, 5], [1, 2, 3]]
 
 
-def test_a_new_trainer_gets_a_new_file_and_what_the_dead_one_left_is_swept(run: Run, trainer: Trainer) -> None:
+def test_a_new_trainer_gets_a_new_file_and_the_dead_ones_leftovers_are_removed(run: Run, trainer: Trainer) -> None:
     run.start()
     send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 10)
     left = run.paths.shm_dir / "event.1-0.11"
@@ -232,7 +230,7 @@ def test_a_new_trainer_gets_a_new_file_and_what_the_dead_one_left_is_swept(run: 
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(5, 16))]
 
 
-def test_words_that_make_no_sense_are_survived(run: Run, trainer: Trainer) -> None:
+def test_invalid_messages_are_survived(run: Run, trainer: Trainer) -> None:
     run.start()
     secret = run.logdir.parent / "secret"
     secret.write_text("kept")
@@ -282,7 +280,7 @@ def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer)
     assert list(run.paths.shm_dir.iterdir()) == []
 
 
-def test_the_text_of_a_graph_survives_a_kill_and_a_full_disk(run: Run, trainer: Trainer) -> None:
+def test_a_graphs_text_survives_a_kill_and_a_full_disk(run: Run, trainer: Trainer) -> None:
     run.start("summary.before_graph_text=kill")
     path = run.logdir / "graph.pbtxt"
     trainer.until(lambda: trainer.client.connections)
@@ -295,7 +293,7 @@ def test_the_text_of_a_graph_survives_a_kill_and_a_full_disk(run: Run, trainer: 
     assert path.read_text().count("node {") == 3
 
 
-def test_what_is_no_graph_is_given_up_and_said(run: Run, trainer: Trainer) -> None:
+def test_an_invalid_graph_is_given_up_with_a_message(run: Run, trainer: Trainer) -> None:
     run.start()
     trainer.until(lambda: trainer.client.connections)
     garbage = (b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x7fabc", b"\x0a\x03\xff\xff\xff")
@@ -308,7 +306,7 @@ def test_what_is_no_graph_is_given_up_and_said(run: Run, trainer: Trainer) -> No
     assert list(run.paths.shm_dir.iterdir()) == []
 
 
-def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, trainer: Trainer) -> None:
+def test_an_orphaned_service_writes_its_trainers_records_and_ends_with_it(run: Run, trainer: Trainer) -> None:
     run.start()
     stands_in = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     writer = trainer.streams.open_stream(str(run.logdir), "")
@@ -326,7 +324,7 @@ def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, train
 
 
 @pytest.mark.long
-def test_an_orphan_whose_trainer_stays_ends_within_the_grace(run: Run, trainer: Trainer) -> None:
+def test_an_orphaned_service_whose_trainer_stays_ends_within_the_grace_period(run: Run, trainer: Trainer) -> None:
     run.start()
     trainer.pid = os.getpid()
     send(trainer, trainer.streams.open_stream(str(run.logdir), ""), 1, 5)
@@ -335,7 +333,7 @@ def test_an_orphan_whose_trainer_stays_ends_within_the_grace(run: Run, trainer: 
     assert run.wait_ended().code == 0
 
 
-def test_an_orphan_to_whom_no_trainer_has_spoken_ends_soon(run: Run) -> None:
+def test_an_orphaned_service_without_a_trainer_ends_soon(run: Run) -> None:
     run.start()
     run.cut_lifeline()
 

@@ -1,4 +1,4 @@
-"""A SummaryWriter beside TensorFlow's own FileWriter: the same calls, the same events."""
+"""A SummaryWriter behaves as TensorFlow's own FileWriter: the same calls give the same events."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def read(path: Path) -> list[bytes]:
     return [bytes(record) for record in event_file_loader.RawEventFileLoader(str(path)).Load()]
 
 
-def test_the_same_calls_make_the_same_events_and_errors(tmp_path: Path) -> None:
+def test_the_same_calls_give_the_same_events_and_errors(tmp_path: Path) -> None:
     sink, files = ListSink(), []
     original = tf1.summary.FileWriter
 
@@ -157,7 +157,7 @@ def test_the_same_calls_make_the_same_events_and_errors(tmp_path: Path) -> None:
     assert sink.closed == ["1", "2"]
 
 
-def test_it_is_a_file_writer_without_a_thread_or_a_file(tmp_path: Path) -> None:
+def test_the_writer_is_a_file_writer_without_a_thread_or_a_file(tmp_path: Path) -> None:
     import threading
 
     before = set(threading.enumerate())
@@ -180,12 +180,12 @@ def test_the_logdir_reaches_the_streams(tmp_path: Path) -> None:
     assert sink.opened == [str(tmp_path)] * 2
 
 
-def test_it_is_refused_in_eager_mode_as_tensorflow_does(tmp_path: Path) -> None:
+def test_the_writer_is_refused_in_eager_mode_as_tensorflows_is(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not compatible with eager execution"):
         SummaryWriter(tmp_path, ListSink())
 
 
-def test_what_is_late_is_said_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_records_are_reported_with_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(tf1.logging, "warning", lambda text, *values: said.append(text % values))
     sink = ListSink()
@@ -200,7 +200,7 @@ def test_what_is_late_is_said_with_its_number(tmp_path: Path, monkeypatch: pytes
     assert all("1 records" in line for line in said)
 
 
-def test_an_event_is_taken_as_it_is_when_it_is_added(tmp_path: Path) -> None:
+def test_an_event_is_copied_when_it_is_added(tmp_path: Path) -> None:
     sink = ListSink()
     with tf.Graph().as_default():
         writer = SummaryWriter(tmp_path, sink)
@@ -212,7 +212,7 @@ def test_an_event_is_taken_as_it_is_when_it_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_through_a_real_service_the_file_is_there_when_flush_returns(run: Run, trainer: Trainer) -> None:
+def test_with_a_real_service_the_file_exists_when_flush_returns(run: Run, trainer: Trainer) -> None:
     run.start()
     with tf.Graph().as_default(), TurningTrainer(trainer) as streams:
         assert isinstance(streams, EventStreams)
@@ -230,7 +230,7 @@ def test_through_a_real_service_the_file_is_there_when_flush_returns(run: Run, t
     assert [e.step for e, *_ in parsed(read(event_files(run.logdir)[1]))] == [0, 3]
 
 
-def test_the_text_of_a_graph_is_tensorflows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graphs_text_equals_tensorflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from procsv.services.summary import graph_text
 
     @tf.function  # type: ignore[untyped-decorator]
