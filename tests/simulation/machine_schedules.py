@@ -1,4 +1,4 @@
-"""Single schedules of faults on several machines, and what has happened in a run, for the tests that look at one thing."""
+"""Single schedules of faults on several machines, and readers of what happened, for tests of one thing each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.model.world import LAUNCH
 from tests.simulation.reported import assert_reported
 
 Plan = list[tuple[float, faults.Fault]]
-Break = Callable[[pytest.MonkeyPatch], None]  # puts what is wrong in the place of what is right
+Break = Callable[[pytest.MonkeyPatch], None]  # replaces the right code with a faulty version
 Breaks = list[
     tuple[str, Break, Plan, dict[str, Any]]
 ]  # the invariant that is broken, how, and the run in which that shows

@@ -1,4 +1,4 @@
-"""Whether a broken invariant is seen: runs by seed, until one is reported."""
+"""Run seeds until a broken invariant is reported, to show that breaking it is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which seeds every run of the tests has, and which the long one alone."""
+"""The seeds of every test run, and the further ones of the long run."""
 
 from __future__ import annotations
 

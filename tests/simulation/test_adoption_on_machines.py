@@ -1,4 +1,4 @@
-"""Coordinators that are lost and come back, in memory: what has outlived them goes on with the next one, and nobody hears the old one any more."""
+"""In simulated runs, tasks that outlive a lost coordinator continue with the next one and ignore the old one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sources(told: Told) -> list[str]:
 
 
 @pytest.mark.parametrize("lost", [kill_launch(0), lose(0)], ids=["launch", "machine"])
-def test_tasks_that_have_outlived_their_coordinator_go_on_with_the_next_and_no_step_is_lost(lost: faults.Fault) -> None:
+def test_tasks_that_outlive_their_coordinator_continue_with_the_next_and_no_step_is_lost(lost: faults.Fault) -> None:
     for seed in range(3):
         told = go(seed, [(15.0, lost)], names_tasks=True, **LIVES)
         assert len(told.run.fleet.scheduler.attempts) == 1
@@ -66,14 +66,14 @@ def test_tasks_are_adopted_as_often_as_their_coordinator_is_lost() -> None:
     assert adopted(told) == sorted(["ps.0", "worker.0", "worker.1"] * 3)
 
 
-def test_a_coordinator_that_comes_back_after_the_limit_finds_nobody_and_the_job_begins_anew() -> None:
+def test_a_coordinator_that_comes_back_after_the_limit_finds_no_tasks_and_the_job_starts_over() -> None:
     told = go(1, [(15.0, kill_launch(0))], revives_s=90.0, coordinator_timeout_s=60.0)
     assert adopted(told) == []
     assert len(told.run.fleet.scheduler.attempts) == 2
     assert sources(told)[-1] != "alive"
 
 
-def test_where_a_server_is_lost_as_well_and_in_a_gang_everything_begins_anew_in_the_same_job() -> None:
+def test_if_a_server_is_lost_as_well_and_in_a_gang_all_tasks_restart_in_the_same_job() -> None:
     for how in (
         {"plan": [(15.0, kill_launch(0)), (16.0, kill_launch(3))]},
         {"plan": [(15.0, kill_launch(0))], "together": "in step"},
@@ -84,7 +84,7 @@ def test_where_a_server_is_lost_as_well_and_in_a_gang_everything_begins_anew_in_
         assert len(told.run.fleet.scheduler.attempts) == 1
 
 
-def test_of_two_coordinators_the_one_that_was_stranded_adopts_orders_and_writes_nothing_any_more() -> None:
+def test_a_stranded_coordinator_adopts_orders_and_writes_nothing_any_more() -> None:
     found = 0
     for seed in range(4):
         told = go(seed, [(15.0, strand)], names_tasks=True, **LIVES)
@@ -106,11 +106,11 @@ def stand_still_at(step: int) -> faults.Fault:
     return fault
 
 
-STEPS = range(0, 15, 3)  # of about twenty, of which the last are deletions
+STEPS = range(0, 15, 3)  # of about twenty; the last ones are deletions
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_machine_that_stands_still_at_any_step_of_a_commit_changes_nothing_once_another_one_looks_at_the_logdir(
+def test_a_machine_frozen_at_any_step_of_a_commit_changes_nothing_once_another_one_has_read_the_logdir(
     step: int,
 ) -> None:
     told = go(step, [(15.0, stand_still_at(step))], revives_s=3.0, names_tasks=True)
@@ -151,14 +151,14 @@ BREAKS: Breaks = [
 
 @pytest.mark.long
 @each_of(BREAKS)
-def test_an_invariant_of_adoption_that_is_broken_is_reported(
+def test_a_broken_invariant_of_adoption_is_reported(
     name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_break_is_reported(name, breaks, plan, how, monkeypatch)
 
 
 # -- two launches of one task ----------------------------------------------------------------------------------
-def test_a_launch_that_another_with_the_same_task_has_followed_is_told_so_and_ends_with_75() -> None:
+def test_a_launch_whose_task_another_launch_has_taken_learns_so_and_ends_with_75() -> None:
     fleet = prepare(0, []).run.fleet
     while not fleet.scheduler.attempts:
         fleet.clock.step()

@@ -1,6 +1,8 @@
-"""The copy of the chief's memory in simulated runs: copies that travel, are cut off, are half there, are older or newer than the disk.
+"""In simulated runs, copies of the chief's memory travel, are cut off or incomplete, and are older
+or newer than the disk.
 
-Who keeps one, when it is fetched, what is kept, offered and taken are the real code; the invariants are in model/machines/copy_invariants.py.
+Real code decides who keeps a copy, when it is fetched, and what is kept, offered and used. The
+invariants are in model/machines/copy_invariants.py.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def losses(told: Told) -> list[tuple[float, float]]:
     return list(zip(copies.behind_s, copies.limits_s, strict=True))
 
 
-def test_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_whoever_brings_it_back() -> None:
+def test_the_memory_of_a_lost_coordinator_comes_from_the_copy_however_the_coordinator_comes_back() -> None:
     for how in (REVIVED, GANG):
         for seed in range(3):
             told = go(seed, [(LOST_S, lose(0))], **how)
@@ -69,13 +71,13 @@ def test_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_whoever_brings_
             assert behind_s <= limit_s == told.run.fleet.program.snapshot_s
 
 
-def test_where_servers_hold_the_variables_and_one_is_lost_as_well_the_copy_is_what_is_left() -> None:
+def test_if_the_servers_that_hold_the_variables_lose_one_as_well_the_copy_is_what_is_left() -> None:
     told = go(1, [(LOST_S, lose(0)), (LOST_S + 1.0, lose(3))], revives_s=3.0, save_secs=1000.0, steps=300)
     assert told.journaled("mirror_fetched")
     assert resumed(told)[-1][0] == "memory"
 
 
-def test_what_is_half_there_when_the_machine_that_keeps_it_loses_its_launch_is_taken_by_nobody() -> None:
+def test_a_half_copy_on_a_machine_that_loses_its_launch_is_not_used() -> None:
     drafts = 0
     for seed in range(6):
         left: list[int] = []
@@ -92,7 +94,7 @@ def test_what_is_half_there_when_the_machine_that_keeps_it_loses_its_launch_is_t
     assert drafts, "a copy was half there"
 
 
-def test_a_copy_that_is_older_than_what_is_saved_is_left_and_the_checkpoint_restored() -> None:
+def test_a_copy_older_than_the_saved_state_is_ignored_and_the_checkpoint_is_restored() -> None:
     told = go(1, [(6.0, no_room_from_now_on), (LOST_S, lose(0))], **{**REVIVED, "save_secs": 3.0})
     assert told.journaled("mirror_not_kept")
     assert not told.journaled("mirror_fetched")
@@ -105,7 +107,7 @@ def cut_off_from_who_copies(run: FleetRun, rng: Random) -> str:
     return f"no packet between {chief.name} and {keeper.name}"
 
 
-def test_a_run_that_stops_as_who_copies_is_lost_saves_its_last_step_though_it_was_offered_a_snapshot() -> None:
+def test_a_run_that_stops_as_the_keeper_of_its_copy_is_lost_saves_its_last_step_though_a_snapshot_was_offered() -> None:
     for seed in range(5):
         told = go(seed, [(20.0 + 0.17 * seed, cut_off_from_who_copies)], slots=2)
         first = told.journaled("stopped")[0].fields
@@ -224,12 +226,12 @@ BREAKS: Breaks = [
 
 @pytest.mark.long
 @each_of(BREAKS)
-def test_an_invariant_of_copies_that_is_broken_is_reported(
+def test_a_broken_invariant_of_copies_is_reported(
     name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_break_is_reported(name, breaks, plan, how, monkeypatch)
 
 
-def test_each_loss_of_the_memory_alone_is_looked_at() -> None:
+def test_every_loss_of_memory_alone_is_checked() -> None:
     runs = [prepare(seed, [(LOST_S + 0.3 * seed, faults.lose_memory)], **REVIVED).run.go() for seed in range(4)]
     assert all(len(run.checker.copies.behind_s) == 1 for run in runs)

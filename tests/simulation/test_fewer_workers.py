@@ -1,4 +1,4 @@
-"""Simulated runs in which a worker fails whenever it is started: the rest goes on by --min-workers, on one machine and on several."""
+"""In simulated runs a worker that fails at every start is given up, and --min-workers lets the rest go on."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_the_others_train_on_without_a_worker_that_is_given_up(seed: int) -> Non
 
 
 @pytest.mark.parametrize("least", [None, 3])
-def test_where_too_few_are_left_the_run_ends_and_the_next_launch_tries_it_again(least: int | None) -> None:
+def test_with_too_few_workers_left_the_run_ends_and_the_next_launch_tries_again(least: int | None) -> None:
     run = go(1, least)
     assert codes(run) == [70, 0]
     assert not journaled(run, "task_given_up")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_on_several_machines_a_worker_that_is_given_up_leaves_the_rest_going(seed: int) -> None:
+def test_on_several_machines_the_rest_goes_on_without_a_worker_that_is_given_up(seed: int) -> None:
     told = go_far(seed, 2)
     assert set(told.codes) == {0}
     assert len(told.run.fleet.scheduler.attempts) == 1
@@ -92,13 +92,13 @@ def test_on_several_machines_a_worker_that_is_given_up_leaves_the_rest_going(see
     assert all(born.count(task) == 1 for task in set(born) - {BAD})
 
 
-def test_on_several_machines_too_the_run_ends_where_too_few_are_left() -> None:
+def test_on_several_machines_too_the_run_ends_with_too_few_workers_left() -> None:
     told = go_far(1, 3)
     assert told.codes.count(70) == len(told.run.fleet.tasks), "all launches of that start"
     assert told.codes.count(0) == len(told.run.fleet.tasks), "and of the next one, for which it was mended"
 
 
-def test_the_loss_of_the_machine_of_a_worker_that_was_given_up_is_that_of_a_member() -> None:
+def test_losing_the_machine_of_a_worker_that_was_given_up_is_losing_a_member() -> None:
     told = go_far(1, 2, (35.0, lose(2)), steps=600)
     assert told.run.fleet.tasks[2] == BAD
     assert told.journaled("task_given_up")
@@ -106,7 +106,7 @@ def test_the_loss_of_the_machine_of_a_worker_that_was_given_up_is_that_of_a_memb
     assert len(told.of(facts.Formed)) == 2
 
 
-def test_runs_that_can_do_without_workers_are_drawn_and_workers_are_broken_in_them() -> None:
+def test_runs_that_can_do_without_workers_are_drawn_and_have_broken_workers() -> None:
     runs = [run_of_tasks(seed) for seed in range(SEEDS)]
     able = [run for run in runs if run.world.settings.launch.min_workers is not None]
     assert any(fault is draw.break_worker for run in able for _, fault in run.plan)
@@ -139,7 +139,7 @@ GOES: dict[str, Callable[[int, int | None], object]] = {"one": go, "several": go
 
 @pytest.mark.parametrize("machines", GOES)
 @pytest.mark.parametrize(("breaks", "least"), BREAKS, ids=[f"{breaks.__name__}_{least}" for breaks, least in BREAKS])
-def test_a_count_of_workers_that_is_broken_is_reported(
+def test_a_wrong_count_of_workers_is_reported(
     breaks: Callable[[pytest.MonkeyPatch], None], least: int | None, machines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)

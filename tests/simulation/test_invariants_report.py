@@ -1,4 +1,4 @@
-"""The simulation can fail: for each invariant, code under test that breaks it, and the report of that very invariant."""
+"""The simulation can fail: for each invariant, code that breaks it makes that very invariant report."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ CASES: list[tuple[str, Break, dict[str, Any], Plan]] = [
 @pytest.mark.parametrize(
     ("name", "breaks", "program", "plan"), CASES, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in CASES]
 )
-def test_an_invariant_that_is_broken_is_reported(
+def test_a_broken_invariant_is_reported(
     name: str, breaks: Break, program: dict[str, Any], plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix that need no real process, each as a few simulated runs with that very fault."""
+"""Fault matrix rows that need no real process, each as a few simulated runs with that fault."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_row_01_a_killed_trainer_costs_one_restart_and_the_steps_since_the_last_
         assert all(steps <= (run.world.program.snapshot_s + 1.0) / run.world.program.step_s for steps in lost)
 
 
-def test_row_04_exceptions_at_moving_steps_never_end_a_run_that_progresses() -> None:
+def test_row_04_exceptions_at_different_steps_never_end_a_run_that_progresses() -> None:
     flaky = {step: ProgramError(f"{'ABC'[step % 3]}Error", f"at {step}") for step in range(6, 60, 5)}
     run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()
     assert run.exit_code == DONE
     assert len(journaled(run, "restarting")) == 11
 
 
-def test_row_55_the_same_exception_after_each_few_steps_is_given_up_the_fifth_time() -> None:
+def test_row_55_an_exception_repeated_after_every_few_steps_is_given_up_the_fifth_time() -> None:
     flaky = {step: ProgramError("ValueError", f"at {step}") for step in range(6, 60, 6)}
     run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()  # launched again and again, it ends all the same
     [why] = [entry.fields["why"] for entry in journaled(run, "gave_up")]
@@ -51,14 +51,14 @@ def test_row_55_the_same_exception_after_each_few_steps_is_given_up_the_fifth_ti
     assert (run.launches, run.exit_code) == (2, DONE)
 
 
-def test_row_55_kills_from_outside_every_few_seconds_end_no_run_that_progresses() -> None:
+def test_row_55_external_kills_every_few_seconds_end_no_run_that_progresses() -> None:
     kills: Plan = [(float(second), faults.kill(TRAINER)) for second in range(4, 200, 4)]
     for run in runs(kills, import_s=1.0, compile_s=0.2, snapshot_s=1.0):
         assert not journaled(run, "gave_up")
         assert len(journaled(run, "restarting")) > 5
 
 
-def test_row_07_training_that_is_done_ends_in_order_with_its_last_step_on_disk() -> None:
+def test_row_07_complete_training_ends_in_order_with_its_last_step_on_disk() -> None:
     for run in runs([]):
         ends = [fact.task for _, fact in run.world.facts if isinstance(fact, history.Died)]
         assert run.exit_code == DONE
@@ -67,7 +67,7 @@ def test_row_07_training_that_is_done_ends_in_order_with_its_last_step_on_disk()
 
 
 @pytest.mark.parametrize("task", [TRAINER, CHECKPOINT, SUMMARY])
-def test_row_09_a_process_that_is_stopped_for_a_while_is_not_restarted_and_catches_up(task: TaskId) -> None:
+def test_row_09_a_process_stopped_for_a_while_is_not_restarted_and_catches_up(task: TaskId) -> None:
     for run in runs([(8.0, faults.freeze(task))]):
         assert run.exit_code == DONE
         assert not journaled(run, "restarting")
@@ -76,7 +76,7 @@ def test_row_09_a_process_that_is_stopped_for_a_while_is_not_restarted_and_catch
 
 @pytest.mark.parametrize("seconds", [1.5, 8.0])
 @pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
-def test_row_10_a_service_that_is_stopped_for_ever_or_wedged_is_replaced_and_training_never_notices(
+def test_row_10_a_service_stopped_forever_or_wedged_is_replaced_and_training_does_not_notice(
     task: TaskId, seconds: float
 ) -> None:
     for run in runs([(seconds, faults.stuck_service(task))], save_secs=3.0):
@@ -93,14 +93,12 @@ def _of(run: Run, task: TaskId) -> list[history.Journaled]:
 
 @pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
 @pytest.mark.parametrize("beside", [faults.kill(TRAINER), faults.stop, faults.preempt, faults.kill(WATCHDOG)])
-def test_row_10_a_stuck_service_beside_another_fault_holds_up_nothing_for_ever(
-    task: TaskId, beside: faults.Fault
-) -> None:
+def test_row_10_a_stuck_service_beside_another_fault_blocks_nothing_forever(task: TaskId, beside: faults.Fault) -> None:
     for run in runs([(8.0, faults.stuck_service(task)), (9.0, beside), (27.0, faults.stuck_service(task))]):
         assert run.exit_code == DONE
 
 
-def test_row_14_a_grandchild_that_survives_is_gone_before_the_next_trainer_starts() -> None:
+def test_row_14_a_surviving_grandchild_is_gone_before_the_next_trainer_starts() -> None:
     for run in runs([(9.0, faults.crash)], grandchild=True):  # I1 is checked at every start
         assert run.exit_code == DONE
 
@@ -113,11 +111,11 @@ def test_row_15_a_checkpoint_service_killed_at_any_disk_operation_leaves_the_tra
 
 
 @pytest.mark.parametrize("seed", seeds(25))
-def test_row_18_a_loss_of_power_leaves_what_was_acknowledged(seed: int) -> None:
+def test_row_18_a_power_loss_leaves_what_was_acknowledged(seed: int) -> None:
     assert Run(seed, Program(save_secs=2.0), [(6.0 + seed, faults.lose_power)]).go().exit_code == DONE
 
 
-def test_row_19_a_damaged_checkpoint_is_passed_over_for_the_one_before() -> None:
+def test_row_19_a_damaged_checkpoint_is_skipped_for_the_previous_one() -> None:
     done = runs([(15.0, faults.lose_power), (15.0, faults.spoil_newest)], save_secs=2.0)
     assert {run.exit_code for run in done} == {DONE}
     assert any(
@@ -125,7 +123,7 @@ def test_row_19_a_damaged_checkpoint_is_passed_over_for_the_one_before() -> None
     )  # where no newer one was on disk, and not said yet
 
 
-def test_row_20_where_all_checkpoints_are_bad_the_run_fails_and_never_begins_anew() -> None:
+def test_row_20_if_all_checkpoints_are_bad_the_run_fails_and_never_starts_over() -> None:
     done = runs([(15.0, faults.lose_power), (15.0, faults.spoil_all)], seeds=8, save_secs=2.0)  # I3: never from step 0
     failed = [run for run in done if any(isinstance(fact, history.Refused) for _, fact in run.world.facts)]
     assert failed, "the power fails now and then over a commit, which is carried to its end; but not always"
@@ -133,7 +131,7 @@ def test_row_20_where_all_checkpoints_are_bad_the_run_fails_and_never_begins_ane
 
 
 @pytest.mark.parametrize("seed", seeds(10))
-def test_row_21_what_is_being_restored_from_stays_while_old_ones_are_deleted(seed: int) -> None:
+def test_row_21_a_checkpoint_being_restored_stays_while_old_ones_are_deleted(seed: int) -> None:
     plan: Plan = [(12.0, faults.lose_power), (15.0 + seed / 2, faults.kill(CHECKPOINT))]
     assert Run(seed, Program(save_secs=1.0, max_to_keep=1, restore_s=3.0), plan).go().exit_code == DONE
 
@@ -146,37 +144,37 @@ def test_row_23_a_summary_service_killed_at_any_write_loses_and_doubles_no_recor
     assert len(run.checker.account.records) == run.world.program.steps + 2  # START, each step, STOP
 
 
-def test_row_25_a_killed_watchdog_is_followed_by_a_launch_that_resumes() -> None:
+def test_row_25_the_launch_after_a_killed_watchdog_resumes() -> None:
     for run in runs([(10.0, faults.kill(WATCHDOG))]):
         assert (run.exit_code, run.launches) == (DONE, 2)
 
 
-def test_row_26_a_watchdog_killed_with_one_of_its_processes_is_cleared_away_and_resumed() -> None:
+def test_row_26_the_launch_after_a_kill_of_the_watchdog_and_another_process_cleans_up_and_resumes() -> None:
     for run in runs([(10.0, faults.kill_both)], seeds=15):
         assert run.exit_code == DONE
         assert run.launches >= 2
 
 
 @pytest.mark.parametrize("fault", [faults.bad_network, faults.cut, faults.say_again], ids=lambda fault: fault.__name__)
-def test_row_32_messages_lost_doubled_late_and_of_the_dead_change_nothing(fault: Callable[..., str]) -> None:
+def test_row_32_lost_doubled_late_and_outdated_messages_change_nothing(fault: Callable[..., str]) -> None:
     plan: Plan = [(0.5, fault), (8.0, faults.kill(TRAINER)), (9.0, fault), (13.0, fault), (14.0, fault)]
     for run in runs(plan):
         assert run.exit_code == DONE
 
 
-def test_row_33_a_jump_of_the_wall_clock_kills_nothing_and_restarts_nothing() -> None:
+def test_row_33_a_jump_of_the_wall_clock_neither_kills_nor_restarts_anything() -> None:
     for run in runs([(5.0, faults.wall_jump), (12.0, faults.wall_jump)]):
         assert run.exit_code == DONE
         assert not journaled(run, "restarting")
 
 
-def test_row_34_a_system_that_starts_no_process_for_a_while_is_waited_for_and_charged_to_nobody() -> None:
+def test_row_34_a_system_that_cannot_start_processes_for_a_while_is_waited_for_and_charged_to_nobody() -> None:
     for run in runs([(9.0, faults.no_spawn), (9.0, faults.kill(TRAINER)), (9.0, faults.kill(CHECKPOINT))]):
         assert run.exit_code == DONE
         assert not journaled(run, "gave_up")
 
 
-def test_a_standby_that_is_stopped_when_it_is_to_be_the_trainer_is_killed_and_followed_by_a_cold_start() -> None:
+def test_a_standby_stopped_as_it_is_to_become_the_trainer_is_killed_and_replaced_by_a_cold_start() -> None:
     def stop_standby(run: Run, rng: Random) -> str:
         process = run.world.find(STANDBY)
         assert process is not None

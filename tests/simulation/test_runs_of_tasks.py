@@ -1,7 +1,8 @@
-"""Runs of several tasks in memory under random faults: chief, workers, servers and evaluators, and those that train in step.
+"""Simulated runs of several tasks under random faults: chief, workers, servers and evaluators, and
+tasks in step.
 
-I1 to I12 hold for every task, and I14 to I16 for all of them together, after every event.  The same seeds every time;
-scripts/simulate --tasks tries others.
+After every event I1 to I12 hold for every task, and I14 to I16 for all of them together. The seeds
+are the same every time; scripts/simulate --tasks tries others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def test_a_seed_of_several_tasks_replays_event_for_event() -> None:
         assert len(told[0]) > 50
 
 
-def test_every_fault_of_several_tasks_is_thrown_by_some_seed_and_every_kind_of_program_is_drawn() -> None:
+def test_every_fault_of_several_tasks_is_injected_by_some_seed_and_every_kind_of_program_is_drawn() -> None:
     runs = [run_of_tasks(seed) for seed in range(SEEDS)]
     assert {fault for run in runs for _, fault in run.plan} >= set(draw.OF_GROUPS)
     assert {run.world.program.together for run in runs} == {"served", "in step"}
@@ -89,7 +90,7 @@ def attempts(run: Run) -> dict[str, int]:
     return {str(task): sum(fact.task == task for fact in born) for task in run.world.settings.tasks}
 
 
-def test_a_chief_that_is_killed_again_and_again_takes_no_step_back() -> None:
+def test_a_chief_killed_again_and_again_takes_no_step_back() -> None:
     for seed in range(5):
         run = go(seed, [(second, faults.kill(CHIEF)) for second in (8.0, 14.0, 20.0)])
         assert run.exit_code == 0
@@ -98,14 +99,14 @@ def test_a_chief_that_is_killed_again_and_again_takes_no_step_back() -> None:
         assert attempts(run) == {"chief": 4, "worker.0": 1, "worker.1": 1, "ps.0": 1, "ps.1": 1, "evaluator.0": 1}
 
 
-def test_an_evaluator_that_is_frozen_for_ever_and_one_that_dies_cost_nothing() -> None:
+def test_an_evaluator_frozen_forever_or_dying_costs_nothing() -> None:
     run = go(1, [(6.0, faults.kill(EVALUATOR)), (10.0, freeze_for_ever(EVALUATOR))])
     assert run.exit_code == 0
     assert attempts(run) == {"chief": 1, "worker.0": 1, "worker.1": 1, "ps.0": 1, "ps.1": 1, "evaluator.0": 2}
     assert journaled(run, "hang_detected") == []
 
 
-def test_of_a_server_that_is_frozen_for_ever_only_the_server_is_to_blame() -> None:
+def test_when_a_server_is_frozen_forever_only_the_server_is_blamed() -> None:
     """Its silence is found after 10 s.  Chief and workers may stand still for less than it takes to be served again."""
     for seed in range(3):
         run = go(seed, [(10.0, freeze_for_ever(SERVER))], hang_timeout_s=HANG_S * 0.7)
@@ -121,7 +122,7 @@ def late_messages(run: Run, rng: Random) -> str:
     return "messages are late, and overtake each other"
 
 
-def test_all_of_a_gang_begin_with_the_same_state_whatever_message_comes_first() -> None:
+def test_all_tasks_of_a_gang_start_with_the_same_state_whichever_message_comes_first() -> None:
     for seed in range(12):
         kills = [(second, faults.kill(WORKER)) for second in (10.0, 22.0, 34.0)]
         run = go(seed, [(2.0, late_messages), *kills], "in step", import_s=0.1, restart="gang")
@@ -163,7 +164,7 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, str]] = [
 @pytest.mark.parametrize(
     ("name", "breaks", "plan", "together"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
 )
-def test_an_invariant_of_several_tasks_that_is_broken_is_reported(
+def test_a_broken_invariant_of_several_tasks_is_reported(
     name: str, breaks: Callable[[pytest.MonkeyPatch], None], plan: Plan, together: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch: dict[str, Any] = {"restart": "gang"} if together == "in step" else {}
@@ -172,7 +173,9 @@ def test_an_invariant_of_several_tasks_that_is_broken_is_reported(
     assert_reported(f"{name}_", lambda seed: go(seed, plan, together, **launch))
 
 
-def test_without_standing_by_those_who_wait_for_a_frozen_server_would_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_waiting_rule_tasks_that_wait_for_a_frozen_server_would_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _blames_who_waits(monkeypatch)
     run = go(0, [(10.0, freeze_for_ever(SERVER))], hang_timeout_s=HANG_S * 0.7)
     assert {str(fact.task) for fact in journaled(run, "hang_detected")} > {"ps.0"}

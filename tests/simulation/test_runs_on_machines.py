@@ -1,7 +1,9 @@
-"""Runs on several machines in memory: one launch a task, under cuts, freezes, losses and notices, with a scheduler that starts the job again.
+"""Simulated runs on several machines under cuts, freezes, losses and notices, with a scheduler that
+restarts the job.
 
-The coordinator's core, event loop and table of remote tasks, the members' core and loop, delivery and the checkpoint service are the
-real ones.  The same seeds every time; scripts/simulate --machines tries others.
+There is one launch a task. The coordinator's core, event loop and table of remote tasks, the
+members' core and loop, delivery and the checkpoint service are real. The seeds are the same every
+time; scripts/simulate --machines tries others.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def test_no_schedule_of_cuts_freezes_and_losses_breaks_an_invariant(first: int) 
         assert simulate_machines(seed).is_over
 
 
-def test_a_run_with_64_members_comes_to_its_end() -> None:
+def test_a_run_with_64_members_completes() -> None:
     run = simulate_machines(1, machines=64)
     assert len(run.fleet.tasks) == 65
 
@@ -66,12 +68,12 @@ def test_a_seed_of_several_machines_replays_event_for_event() -> None:
         assert len(told[0]) > 50
 
 
-def test_every_fault_of_machines_is_thrown_by_some_seed() -> None:
+def test_every_fault_of_machines_is_injected_by_some_seed() -> None:
     assert {fault for seed in range(SEEDS) for _, fault in draw_run(seed).plan} == set(faults.FAULTS)
 
 
 # -- single schedules ------------------------------------------------------------------------------------------
-def test_a_spare_machine_has_the_place_of_one_that_is_lost_in_the_same_job() -> None:
+def test_a_spare_machine_replaces_a_lost_one_in_the_same_job() -> None:
     for rank in (1, 2, 3):
         told = go(rank, [(15.0, lose(rank))], spares=1)
         assert len(told.run.fleet.scheduler.attempts) == 1
@@ -80,21 +82,21 @@ def test_a_spare_machine_has_the_place_of_one_that_is_lost_in_the_same_job() -> 
         assert told.codes == [0, 0, 0, 0]
 
 
-def test_without_a_spare_machine_the_job_is_started_again_and_nothing_is_lost() -> None:
+def test_without_a_spare_machine_the_job_is_restarted_and_nothing_is_lost() -> None:
     told = go(1, [(15.0, lose(2))])
     assert len(told.run.fleet.scheduler.attempts) == 2
     assert sorted(told.codes) == [0, 0, 0, 0, 75, 75, 75]
 
 
 @pytest.mark.parametrize("fault", [strand, strand_in_renewal])
-def test_a_coordinator_that_was_stranded_writes_no_more_once_another_one_has_the_logdir(fault: faults.Fault) -> None:
+def test_a_stranded_coordinator_writes_nothing_once_another_one_has_the_logdir(fault: faults.Fault) -> None:
     for seed in range(4):
         told = go(seed, [(15.0, fault)])
         assert len(told.of(facts.LeaseTaken)) >= 2
         assert told.codes.count(70) == 1, "it has said why, and its scheduler is told"
 
 
-def test_a_machine_that_was_suspended_with_its_clock_is_not_taken_for_one_whose_task_hangs() -> None:
+def test_a_machine_suspended_with_its_clock_is_not_taken_for_one_whose_task_hangs() -> None:
     told = go(1, [(15.0, suspend(1)), (25.0, suspend(3))])
     assert told.journaled("hang_detected") == []
     assert told.journaled("member_lost") == []
@@ -224,7 +226,7 @@ BREAKS: Breaks = [
 
 @pytest.mark.long
 @each_of(BREAKS)
-def test_an_invariant_of_several_machines_that_is_broken_is_reported(
+def test_a_broken_invariant_of_several_machines_is_reported(
     name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_break_is_reported(name, breaks, plan, how, monkeypatch)

@@ -1,7 +1,8 @@
-"""A run of four tasks and three services: each is a process of its own, and one more service is one more row.
+"""A run of four tasks and three services works: each is a process of its own, and one more service
+is one more row.
 
-Nothing that decides is changed for it: the watchdog's core and its event loop, the endpoints and the services are those of
-a run with one trainer.
+The deciding code is the same as for a run with one trainer: the watchdog's core and event loop, the
+endpoints and the services.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def crash(task: TaskId) -> faults.Fault:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_of_four_tasks_and_three_services_comes_to_its_end(seed: int) -> None:
+def test_a_run_of_four_tasks_and_three_services_completes(seed: int) -> None:
     run = go(seed, [])
     assert run.exit_code == 0
     assert {task: incarnations(run, task) for task in (*TASKS, *SERVICES)} == {
@@ -64,7 +65,7 @@ def test_a_run_of_four_tasks_and_three_services_comes_to_its_end(seed: int) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("task", [*TASKS, *SERVICES, METRICS], ids=str)
-def test_a_kill_of_one_process_restarts_that_one_alone(seed: int, task: TaskId) -> None:
+def test_killing_one_process_restarts_only_that_one(seed: int, task: TaskId) -> None:
     run = go(seed, [(6.0, faults.kill(task)), (12.0, faults.kill(task))])
     assert run.exit_code == 0
     assert incarnations(run, task) == [1, 2, 3]
@@ -72,7 +73,7 @@ def test_a_kill_of_one_process_restarts_that_one_alone(seed: int, task: TaskId) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_newer_incarnation_of_one_task_silences_no_other(seed: int) -> None:
+def test_a_tasks_newer_attempt_silences_no_other_task(seed: int) -> None:
     """The last worker is twice as far in its incarnations as the others, which are still heard."""
     run = go(seed, [(2.0, faults.kill(WORKERS[2])), (4.0, faults.kill(WORKERS[2])), (8.0, faults.kill(WORKERS[0]))])
     ready = [
@@ -85,14 +86,14 @@ def test_the_newer_incarnation_of_one_task_silences_no_other(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_task_resumes_after_the_watchdog_was_killed(seed: int) -> None:
+def test_every_task_resumes_after_a_kill_of_the_watchdog(seed: int) -> None:
     run = go(seed, [(8.0, faults.kill(WATCHDOG))])
     assert run.exit_code == 0
     assert all(len(incarnations(run, task)) == 2 for task in TASKS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_trainer_never_resumes_from_a_snapshot_of_another_task(seed: int) -> None:
+def test_the_trainer_never_resumes_from_another_tasks_snapshot(seed: int) -> None:
     run = go(seed, [(6.0, faults.kill(WORKERS[1])), (7.0, faults.kill(TRAINER)), (12.0, faults.kill(WATCHDOG))])
     resumed = [
         fact.fields["step"]
@@ -104,7 +105,7 @@ def test_the_trainer_never_resumes_from_a_snapshot_of_another_task(seed: int) ->
     assert all(step <= 60 for step in resumed), "the workers' snapshots have far higher steps"
 
 
-def test_the_run_goes_on_without_a_service_that_is_not_critical() -> None:
+def test_the_run_goes_on_without_a_non_critical_service() -> None:
     run = go(0, [(second, crash(METRICS)) for second in (2.0, 5.0, 9.0, 14.0, 20.0, 27.0)])
     assert run.exit_code == 0
     assert incarnations(run, METRICS) == [1, 2, 3, 4, 5], "it is not started again"
@@ -113,9 +114,7 @@ def test_the_run_goes_on_without_a_service_that_is_not_critical() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("task", TASKS, ids=str)
-def test_a_gang_is_started_again_as_one_and_none_of_it_meets_one_of_the_generation_before(
-    seed: int, task: TaskId
-) -> None:
+def test_a_gang_restarts_as_one_and_no_member_meets_one_of_the_previous_generation(seed: int, task: TaskId) -> None:
     run = go(seed, [(6.0, faults.kill(task)), (6.1, faults.kill(WORKERS[1])), (12.0, faults.kill(task))], "gang")
     assert run.exit_code == 0
     counts = {other: len(incarnations(run, other)) for other in TASKS}

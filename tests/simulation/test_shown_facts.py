@@ -1,4 +1,4 @@
-"""An invariant is shown the kinds of facts that it says it looks at: none may be missing, as the invariant would never see one."""
+"""Every invariant sees all the kinds of facts that its code names: it could not notice a missing one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOKS_AT: dict[Callable[..., Any], tuple[type, ...]] = {
 
 
 def kinds_named(function: Any) -> set[str]:
-    """The kinds of facts that its code names, or that of a function of its module to which it hands one on."""
+    """Return the kinds of facts named in its code, or in a function of its module that it passes one to."""
     code: CodeType = function.__code__
     found = {kind.__name__ for kind in KINDS if kind.__name__ in code.co_names}
     helpers = [function.__globals__.get(name) for name in code.co_names]

@@ -1,6 +1,8 @@
-"""Hundreds of crash schedules: whole runs in memory under random faults, every invariant checked after every event.
+"""Hundreds of crash schedules: whole simulated runs under random faults, with every invariant
+checked after every event.
 
-The same seeds every time, so that a failure is news of the change that it came with; scripts/simulate tries others.
+The seeds are the same every time, so a failure points to the change that came with it;
+scripts/simulate tries others.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def test_row_37_no_schedule_of_random_faults_breaks_an_invariant(first: int) -> 
         assert simulate(seed).exit_code is not None
 
 
-def test_row_37_no_attempt_of_a_program_that_never_restores_takes_an_older_ones_checkpoint_for_its_own() -> None:
+def test_row_37_no_attempt_of_a_program_that_never_restores_adopts_an_older_ones_checkpoint() -> None:
     for seed in range(BLOCK):
         program = replace(draw_program(Random(f"never restores {seed}")), restores=False)
         assert Run(seed, program).go().exit_code is not None
@@ -40,7 +42,7 @@ def test_row_37_a_seed_replays_event_for_event() -> None:
         assert len(told[0]) > 50
 
 
-def test_every_fault_that_can_be_drawn_is_thrown_by_some_seed() -> None:
+def test_every_fault_that_can_be_drawn_is_injected_by_some_seed() -> None:
     thrown: set[faults.Fault] = set()
     for seed in range(SEEDS):
         thrown |= {fault for _, fault in Run(seed).plan}

@@ -1,4 +1,4 @@
-"""What the invariants remember of a simulated world; kept by them alone."""
+"""The invariants' own memory of a simulated world. Only they write to it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Account:
     budgets: dict[TaskId, Budget] = field(default_factory=dict)
     newest_heard: dict[tuple[TaskId, TaskId], int] = field(default_factory=dict)  # (server, task) -> incarnation
     newest: dict[TaskId, int] = field(default_factory=dict)  # attempt of each task
-    ring: int = 0  # the newest of those that train in step that has made one
+    ring: int = 0  # the newest ring, of the tasks that train in step, that has made a step
     ring_states: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> state, of that ring
-    has_model: bool = False  # a whole model is on the servers, none of which was lost since
+    has_model: bool = False  # the servers hold a whole model, and none has been lost since
     given_up: GivenUp | None = None  # in the newest launch
     ends_at_once: bool = False  # all tasks, without waiting for their programs

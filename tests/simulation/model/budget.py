@@ -1,4 +1,4 @@
-"""I8: the run is given up exactly at its budget, by an account of the failures that the invariant keeps itself."""
+"""I8: the run gives up exactly at its budget. The invariant counts the failures itself."""
 
 from __future__ import annotations
 

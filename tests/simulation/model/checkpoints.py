@@ -1,6 +1,6 @@
-"""What a checkpoint is on the simulated disk: names, checksums, and whether one is whole.
+"""A checkpoint on the simulated disk: its names, its checksums, and whether it is whole.
 
-Used by store.py and commit.py, which make them, and by invariants.py, which judges them.
+store.py and commit.py make checkpoints; invariants.py judges them.
 """
 
 from __future__ import annotations

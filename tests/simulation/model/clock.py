@@ -1,4 +1,4 @@
-"""Time that moves from event to event, and the list of what is to happen.  Nothing here sleeps."""
+"""Time that moves from event to event, with the list of future events. Nothing here sleeps."""
 
 from __future__ import annotations
 

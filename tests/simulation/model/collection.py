@@ -1,4 +1,6 @@
-"""Cyclic garbage waits until a run is over: the run keeps nearly all that it makes, and looking through that again and again finds nothing."""
+"""Keep the garbage collector off until a run is over: a run keeps almost all its objects, so
+collecting finds nothing.
+"""
 
 from __future__ import annotations
 

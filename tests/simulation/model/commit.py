@@ -1,7 +1,9 @@
-"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py and fenced_rename.py, operation by operation.
+"""Commit a checkpoint on the simulated disk as commit.py and fenced_rename.py of
+services/checkpoint/store do, call by call.
 
-Used by store.py.  Redo log (the intent), setting aside, renames, directory fsync, manifest, `checkpoint` file, deletions,
-and recovery after a kill between any two of them.  What is done in steps can be stopped between any two.
+Used by store.py. It has the redo log (the intent), the copy of what is replaced, renames, directory
+fsync, manifest, `checkpoint` file, deletions, and recovery after a kill between any two calls. A
+commit can stop between any two steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The logdir's disk: what is there, what would be there after a power loss, and what goes wrong with it.
+"""The logdir's disk: what is on it, what a power loss would leave, and its failures.
 
-A name is there at once and survives a power loss once its directory was fsynced; bytes survive once their file was.  A
-power loss keeps the first few, by chance, of the changes that were not fsynced, and tears the files whose bytes were not.
-A rename is one change, in both its directories.  Every change is one operation: a process can be killed between any two, and any of them can fail while the disk is in trouble.
+A name appears at once and survives a power loss once its directory is synced; bytes survive once
+their file is. A power loss keeps a random number of the first unsynced changes and tears files with
+unsynced bytes. A rename is one change in both directories. Every change is one operation: a process
+can be killed between any two, and any can fail while the disk is in trouble.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class SimDisk:
             self._change((path, None))
 
     def replace(self, path: str, content: Any) -> None:
-        """As ipc.atomic.replace_file: a new file, fsynced, in the place of the old one; the directory fsynced."""
+        """Replace the file as ipc.atomic.replace_file does: sync a new file, rename it, sync the directory."""
         new = f"{path}.new"
         try:
             self.write(new, content)

@@ -1,4 +1,6 @@
-"""Faults of the matrix, drawn at random and thrown at a simulated world.  Each says, for the trace, what it does."""
+"""Faults of the matrix, drawn at random and injected into a simulated world. Each describes itself
+for the trace.
+"""
 
 from __future__ import annotations
 

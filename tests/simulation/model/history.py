@@ -1,4 +1,4 @@
-"""What has happened in a simulated world, as the invariants read it: facts in the order of their happening."""
+"""The history of a simulated world for the invariants: facts in the order in which they happen."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Joined(msgspec.Struct, frozen=True):
 
     task: TaskId
     ring: int  # a number, higher each time that they find each other
-    older: tuple[str, ...]  # those of an earlier ring that live
+    older: tuple[str, ...]  # living members of an earlier ring
 
 
 class Stepped(msgspec.Struct, frozen=True):

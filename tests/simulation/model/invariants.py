@@ -1,7 +1,9 @@
-"""The invariants I1 to I12, checked over the history of a simulated world.  Each returns what is wrong, or "" if nothing is.
+"""The invariants I1 to I12, checked over the history of a simulated world. Each returns what is
+wrong, or "".
 
-Called by run.py: with every fact as it is noted, and (`after_event`) after every event.  They keep an account of their own
-and never ask the code under test whether it was right.  I8 is in budget.py, those of several tasks in group/invariants.py.
+run.py calls them with every fact as it is noted, and (`after_event`) after every event. They keep
+their own account and never ask the code under test whether it was right. I8 is in budget.py;
+group/invariants.py has the invariants of several tasks.
 """
 
 from __future__ import annotations
@@ -180,7 +182,7 @@ def _causes(world: World, died: history.Died) -> set[str]:
     is_stopping = is_stopping or (world.watchdog is not None and died.pid in world.watchdog.preempted)
     is_stopping = is_stopping or (died.task != TRAINER and _is_ending(world))
     stopped = {"stopped"} if is_stopping else set()
-    if _is_of_broken_gang(world, died.task):  # whoever was first, the others end for it
+    if _is_of_broken_gang(world, died.task):  # the first one to end makes the others end
         return {"lost-peer"} | _causes_of_one(died, stopped)
     return _causes_of_one(died, stopped)
 
@@ -188,7 +190,7 @@ def _causes(world: World, died: history.Died) -> set[str]:
 def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
     exit = died.exit
     if died.was_stuck and exit.signal in (signal.SIGKILL, signal.SIGABRT):
-        return {"hang", "stopped", "killed", "crashed"}  # whoever was first: it hung
+        return {"hang", "stopped", "killed", "crashed"}  # the first one hung
     if died.by == "watchdog":
         return {"stopped"} if exit.signal in (signal.SIGKILL, signal.SIGTERM) else set()
     if exit.signal in CRASHES:

@@ -1,4 +1,6 @@
-"""The machine as a simulated watchdog sees it: children that are simulated processes, and what is noted of the run."""
+"""The machine as a simulated watchdog sees it: its children are simulated processes. It also notes
+what happens in the run.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,7 @@ class Machine(MachineInMemory[Process]):
         now_s = self._world.clock.now_s
         if process.is_frozen and not process.is_dead:
             if process.frozen_until_s > now_s + PROMOTE_S_MAX - PROMOTION_S:
-                process.was_stopped_for_ever = True  # as far as a promotion waits
+                process.was_stopped_for_ever = True  # a promotion waits only that long
             look_s = min(process.frozen_until_s, now_s + THAW_LOOK_S)
             self._world.clock.at(look_s, lambda: self._once_awake(process, go_on))
         elif not process.is_dead:

@@ -1,7 +1,8 @@
-"""Shared memory: slots that outlive the trainer that fills them, by the real table of states (ipc/shm/slot_state.py).
+"""Shared memory: slots that outlive the trainer that fills them, with the real state table
+(ipc/shm/slot_state.py).
 
-Models ipc/shm/slot_file.py at the level of its operations: headers, who holds a lock on a slot, what it holds.  A header
-has the same fields, so that what the checkpoint service compares is the real thing.
+It models ipc/shm/slot_file.py by operation: headers, locks and contents. A header has the real
+fields, so that the checkpoint service compares the same things.
 """
 
 from __future__ import annotations

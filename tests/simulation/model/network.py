@@ -1,7 +1,9 @@
-"""A network in memory that can be bad: the real doors (checks, acknowledgements, repetition) over a carrier of ours.
+"""A bad network in memory: the endpoints (checks, acknowledgements, resends) are real, the carrier
+is modelled.
 
-As ZeroMQ does it: a client finds whoever is bound to its path, again after every break; what is under way to an end that
-is gone is lost.  The weather decides what is lost, doubled, late or overtaken; every message has one chance from the seed.
+It behaves as ZeroMQ does: a client finds the server bound to its path, again after every break, and
+messages in transit to an end that is gone are lost. The weather decides what is lost, doubled, late
+or overtaken; the seed decides each message's luck.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class SimNetwork:
             self.clock.after(LATENCY_S + self._rng.random() * weather.delay_s_max, lambda: deliver(frames))
 
     def say_again(self) -> str:
-        """Something that a trainer has said in the past comes once more, from whoever said it; what it was."""
+        """Deliver an old message of a trainer once more, from its sender. Return its description."""
         if not self.past:
             return ""
         path, who, frames = self.past[self._rng.randrange(len(self.past))]
@@ -180,7 +182,7 @@ class SimClient(EndInMemory, ClientEndpoint):
 
 
 class SimSockets:
-    """The watchdog's sockets.  `hear` is told of each message that it takes."""
+    """The watchdog's sockets. They call `hear` with each message that they receive."""
 
     def __init__(self, world: World, run: str, wake: Callable[[], None], hear: Callable[[Received], None]) -> None:
         me, network, clock = Address(run, WATCHDOG, 1), world.network, world.clock

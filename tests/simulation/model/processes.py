@@ -1,6 +1,8 @@
-"""What every simulated process has: a pid, turns, locks that its death releases, and ways to be killed or frozen.
+"""What every simulated process has: a pid, turns, locks that its death releases, and ways to be
+killed or frozen.
 
-A turn is one round of a process's real loop: it hears what has come, does it, and says when it wants its next turn.
+A turn is one round of the real process's loop: it handles what has arrived and says when it wants
+its next turn.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Process:
         self.holds_lock = False  # its own: run.lock, writer.lock or its service's
         self.born_s = world.clock.now_s
         self.frozen_until_s = 0.0
-        self.is_orphan = False  # the lifeline is cut: whoever ran the run is dead
+        self.is_orphan = False  # the lifeline is cut: the watchdog is dead
         self.kill_in: int | None = None  # killed before its n-th disk operation from now
         self.was_stopped_for_ever = False
         self._timer: Timer | None = None

@@ -1,4 +1,4 @@
-"""What the simulated user trains: how long things take, what it computes, and what is wrong with the program itself."""
+"""The simulated user's program: how long things take, what it computes, and its own faults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A process of the run that runs the user's program: its link to the others, its signals, and the program as one coroutine.
+"""A process that runs the user's program: its link to the others, its signals, and the program as
+one coroutine.
 
-The coroutine waits for time or for news.  Link and delivery are the real code; what the program does is a subclass's.
+The coroutine waits for time or for news. Link and delivery are real code; a subclass says what the
+program does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ STEP_READ_S = 0.5  # how old a step in the heartbeat may be
 ANSWER_S_MAX = 600.0
 FORK_S = 0.02  # from a fork to the first line of the program
 
-# What the program waits for: seconds to pass, or news to come within so many seconds (it is told whether they came).
+# What the program waits for: seconds, or news within that many seconds (the answer says whether it
+# came).
 Wait = float | tuple[Callable[[], bool], float]
 Doing = Generator[Wait, bool, None]
 

@@ -1,7 +1,8 @@
-"""One simulated run, from its first launch to the end of the training: `simulate(seed)`.
+"""One simulated run, from its first launch to the end of training: `simulate(seed)`.
 
-Somebody who has typed `procsv launch` types it again whenever it ends before the training has.  Faults stop after a while;
-then the run must come to its end, with every invariant checked after every event on the way.
+The user types `procsv launch` again whenever it ends before the training is complete. Faults stop
+after a while; then the run must complete, with every invariant checked after every event on the
+way.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Run:
             keep = watchdog.quit is not None and watchdog.quit.keep_memory
             self.world.note(history.LaunchEnded(exit.code, keep))
         if exit.code == GAVE_UP:
-            self.world.broken.clear()  # whoever types it again has mended what ends a task
+            self.world.broken.clear()  # a user who types it again has fixed what ends a task
         if exit.code == DONE or (exit.code == GAVE_UP and (not self._is_sound or self._is_hopeless())):
             self.exit_code = exit.code
         else:

@@ -1,4 +1,4 @@
-"""The two services: their real processes' code (messages, jobs, core) over simulated threads, slots, disk and clock."""
+"""The two services: their real code (messages, jobs, core) over simulated threads, slots, disk and clock."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class SimProgramWatch(ProgramWatch):
 
 
 class PlainService:
-    """A service without work: it acknowledges what it is told, and ends when the run does."""
+    """A service without work: it acknowledges every message and ends with the run."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools

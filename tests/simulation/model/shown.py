@@ -1,4 +1,6 @@
-"""Which facts are shown to which invariant: those of the kinds that it looks at.  To the others it would have nothing to say."""
+"""Choose which facts each invariant sees: only the kinds that its code looks at. The others could
+not change its answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby: imports, waits, and becomes the next trainer, or dies."""
+"""A standby: it imports, waits, and becomes the next trainer or dies."""
 
 from __future__ import annotations
 

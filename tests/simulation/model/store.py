@@ -1,9 +1,9 @@
 """The checkpoint service's store over a disk in memory.
 
-Follows checkpoint_store.py, local_files.py and catalog.py of services/checkpoint/store operation by operation (commit.py here
-follows commit.py there): the real ones, on a real file system, take milliseconds a save.  What is kept and deleted is decided by
-the real retention rules, and messages, facts and manifests are the real ones.  The bytes of a checkpoint are the model's step and
-value; its checksum is their text.
+It follows checkpoint_store.py, local_files.py and catalog.py of services/checkpoint/store operation
+by operation (commit.py here follows commit.py there), because the real ones on a real filesystem
+take milliseconds a save. The retention rules, messages, facts and manifests are real. A
+checkpoint's bytes are the model's step and value; its checksum is their text.
 """
 
 from __future__ import annotations

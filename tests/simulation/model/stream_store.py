@@ -1,8 +1,8 @@
 """The summary service's event files and notes over a disk in memory.
 
-Follows services/summary/stream_file.py: a note names the file before it is made, records are written behind the
-noted offset, the note is written over, and only then is anything acknowledged.  A process that takes over counts the whole
-records behind the note and cuts off a torn one.
+It follows services/summary/stream_file.py: a note names the file before it is created, records are
+written after the noted offset, the note is rewritten, and only then is anything acknowledged. A
+process that takes over counts the whole records after the note and cuts off a torn one.
 """
 
 from __future__ import annotations

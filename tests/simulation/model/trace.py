@@ -1,4 +1,4 @@
-"""A fact of a simulated world in one line, for people."""
+"""Describe a fact of a simulated world in one line."""
 
 from __future__ import annotations
 

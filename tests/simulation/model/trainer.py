@@ -1,7 +1,9 @@
-"""A model of a program under procsv.Supervisor: it says what a real trainer says, in the same order, and computes a chain.
+"""A model of a program under procsv.Supervisor: it sends a real trainer's messages in the same
+order and computes a chain.
 
-Its state is a number that each step replaces by a function of itself and the step, so a state tells whether it is the right
-one for its step.  Event backlogs, and what snapshots are spaced by, are the real code; session, capture and program are modelled.
+Its state is a number that each step replaces by a function of itself and the step, so a state shows
+whether it is right for its step. Event backlogs and the spacing of snapshots are real code;
+session, capture and program are modelled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The watchdog's process: the real core and event loop, in an environment that exists only in memory.
+"""The watchdog's process: the core and event loop are real, their environment is in memory.
 
 What precedes and follows the loop (open_run.py, main.py) is modelled here.
 """
@@ -144,7 +144,7 @@ class Watchdog(Process):
 
 
 class NotedCore(Core):
-    """The core; the invariants read what it is told and what it says."""
+    """The real core. It notes its events and actions for the invariants."""
 
     def __init__(
         self,

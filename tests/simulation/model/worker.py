@@ -1,6 +1,7 @@
-"""A task beside the trainer, in a run of several: it trains by itself until it is told to stop.
+"""A task beside the trainer: it trains by itself until it is asked to stop.
 
-Its snapshots lie beside the trainer's, in slots of its own, as those of a parameter server would; they are in no checkpoint.
+Its snapshots are in slots of its own beside the trainer's, as a parameter server's would be, and in
+no checkpoint.
 """
 
 from __future__ import annotations

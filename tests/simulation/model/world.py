@@ -1,7 +1,7 @@
-"""One simulated machine: clock, network, disk, shared memory, processes, and what has happened so far.
+"""One simulated machine: clock, network, disk, shared memory, processes and history.
 
-Made by run.py from a seed; faults.py disturbs it; invariants.py reads its history.  Everything that is left to chance comes
-from the seed, so a seed replays.
+run.py makes it from a seed; faults.py disturbs it; invariants.py reads its history. All chance
+comes from the seed, so a seed replays.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class World:
         return next((p for p in self.processes.values() if p.task == task and p.holds_lock), None)
 
     def wake_holder(self, task: TaskId) -> None:
-        """SIGCONT to whoever holds that task's lock."""
+        """Send SIGCONT to the process that holds that task's lock."""
         if (holder := self.holder(task)) is not None:
             holder.thaw()
 
@@ -171,7 +171,7 @@ class World:
         return self.strays
 
     def writer_lock_is_held(self, task: TaskId | None = None) -> bool:
-        """That of `task`, by it or anything that it has started; of None, any task's."""
+        """Return whether `task` (None: any task), or a process it has started, holds its lock."""
         tasks = self.settings.tasks if task is None else (task,)
         holders = {process.task for process in self.processes.values() if process.task.runs_program}
         return not holders.isdisjoint(tasks) or any(stray.task in tasks for stray in self._living_strays())

@@ -1,4 +1,4 @@
-"""A run of several tasks, drawn at random: who they are, what they train, and what befalls them."""
+"""Draw a run of several tasks: who they are, what they train, and which faults they meet."""
 
 from __future__ import annotations
 
@@ -188,5 +188,5 @@ OF_GROUPS: dict[faults.Fault, int] = {
 
 
 def draw_plan(rng: Random) -> list[tuple[float, faults.Fault]]:
-    """Faults of groups among those of every run."""
+    """Draw faults of groups together with the faults of every run."""
     return faults.draw(rng, faults.FAULTS | OF_GROUPS)

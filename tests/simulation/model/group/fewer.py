@@ -1,4 +1,4 @@
-"""Workers that a run can do without (--min-workers): an account of who was given up in one launch, for the invariants."""
+"""Count the workers that a run with --min-workers gives up in one launch, for the invariants."""
 
 from __future__ import annotations
 

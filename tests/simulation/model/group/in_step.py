@@ -1,7 +1,8 @@
-"""Tasks that take each step together, as under MultiWorkerMirroredStrategy: a ring of them, its chief and the chief's followers.
+"""Tasks that take each step together, as under MultiWorkerMirroredStrategy: a ring with a chief and
+its followers.
 
-What TensorFlow's collectives do is modelled: a ring with a member that has died, or is stopped, is broken for all of it, each of
-whom ends by an error of its own some time later; nobody can join it again.
+It models TensorFlow's collectives: when a member has died or is stopped, the ring is broken for
+all, and each other member fails with an error some time later. Nobody can rejoin the ring.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The invariants of several tasks, I14 to I16, over the history of a simulated world; as invariants.py has the others.
+"""The invariants of several tasks, I14 to I16, over the history of a simulated world, in the form
+of invariants.py.
 
-(I13, one coordinator at a time, is of several machines, of which there are none.)
+(I13, one coordinator at a time, needs several machines.)
 """
 
 from __future__ import annotations

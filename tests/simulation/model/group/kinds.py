@@ -1,4 +1,4 @@
-"""Which process of the model plays a task of the run."""
+"""Choose the process of the model that plays each task of the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Tasks whose variables live on parameter servers: chief, workers, the servers, and an evaluator beside them.
+"""Tasks whose variables live on parameter servers: a chief, workers, servers, and an evaluator
+beside them.
 
-What TensorFlow's runtime does is modelled: a call waits for a server that is stopped, and ends by an error when one that the session
-knew is gone.  The chief's rule is that of training/sessions/session_manager.py: a model that is whole, and no older than what is
-saved, is left as it lives.
+It models TensorFlow's runtime: a call waits for a stopped server, and fails when a server that the
+session knew is gone. The chief follows training/sessions/session_manager.py: it keeps a living
+model that is whole and no older than the saved one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONG_S = 1e6
 
 @dataclass(slots=True)
 class _Shard:
-    """What one server has: the whole state of the chain, of which all servers have the same."""
+    """The state on one server. Every server holds the whole chain."""
 
     process: Process
     state: tuple[int, int] | None = None  # step and value
@@ -91,7 +92,7 @@ class Servers:
         return self._names[0] in self._shards and self._shards[self._names[0]].is_marked is False
 
     def train(self) -> None:
-        """One step, of whoever makes it."""
+        """Make one step, for any task."""
         state = self.state
         assert state is not None, "a step on a model that has no values"
         self._put((state[0] + 1, advance(state[1], state[0] + 1)))

@@ -1,4 +1,6 @@
-"""The monotonic clock of one machine: it began at a time of its own, goes a little too fast or too slow, and may have stood still."""
+"""One machine's monotonic clock: it has its own start, runs slightly fast or slow, and may have
+stopped for a while.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The coordinator's launch: the real core, event loop and table of remote tasks; how it takes the logdir and gathers the others is modelled.
+"""The coordinator's launch: the core, event loop and table of remote tasks are real.
 
-Follows open_run.py, opening/logdir_lease.py and machines/forming.py step by step; what a lease means, who may join and what is
-told them are the real rules.
+How it takes the logdir and gathers the others is modelled, step by step after open_run.py,
+opening/logdir_lease.py and machines/forming.py. The rules are real: what a lease means, who may
+join, and what each launch learns.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class CoordinatorLaunch(Launch):
         clock, scheduler = self.here.clock, self.slot.attempt.scheduler
         until_s = clock.now_s + self.fleet.settings.coordinator_timeout_s
         while missing := self.forming.membership.missing:
-            self._keep_lease()  # first: whoever has stood still must not find that all have come meanwhile
+            self._keep_lease()  # first: a coordinator that was frozen must not find that everyone has joined meanwhile
             self.forming.hear()
             newest = self.fleet.logdir.newest_term(scheduler)
             if newest is not None and newest.refused:

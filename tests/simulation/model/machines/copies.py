@@ -1,7 +1,8 @@
-"""Snapshots on their way from one simulated machine to another: ipc/bulk, in turns of the clock.
+"""Snapshots in transit from one simulated machine to another: ipc/bulk, in turns of the clock.
 
-Which pieces are asked for, when again, and when nobody is there any more is the real Transfer.  A packet that does not come through is
-lost.  What has not come whole is a draft, which stays when whoever fetches it is killed.
+The real Transfer decides which pieces to request, when to repeat a request and when the peer is
+gone. Packets that do not get through are lost. An incomplete copy is a draft, which stays if the
+fetching process is killed.
 """
 
 from __future__ import annotations

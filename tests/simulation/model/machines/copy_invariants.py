@@ -1,6 +1,8 @@
-"""The invariants of the copy of the chief's memory: whole or not there, and as new as it is promised to be when one machine is lost.
+"""The invariants of the copy of the chief's memory: it is whole or absent, and as new as promised
+when one machine is lost.
 
-As invariants.py has the others.  What has to be covered at a loss is told by what the chief had published, never by what was kept.
+They have the form of invariants.py. What must be covered at a loss follows from what the chief had
+published, never from what was kept.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Published:
 
 @dataclass(slots=True)
 class Claim:
-    """What whoever follows a lost coordinator has to go on from, if nothing else happens until then."""
+    """What the successor of a lost coordinator must resume from, if nothing else happens until then."""
 
     lost_s: float
     covered: Published | None

@@ -1,4 +1,4 @@
-"""A run on several machines, drawn at random: who its tasks are, what they train, how long everybody waits."""
+"""Draw a run on several machines: its tasks, what they train, and every timeout."""
 
 from __future__ import annotations
 

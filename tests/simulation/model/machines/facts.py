@@ -1,4 +1,4 @@
-"""What happens among machines, as their invariants read it; beside the facts of each machine (history.py)."""
+"""Facts about machines for their invariants, in addition to each machine's own facts (history.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What befalls machines and the network between them, drawn at random.  Each says, for the trace, what it does."""
+"""Faults of machines and of the network between them, drawn at random. Each describes itself for the trace."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ FAULTS: dict[Fault, int] = {
 
 
 def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
-    """Now and then a single loss: what has to be left of the training then is told to the step."""
+    """Draw a plan, at times with a single loss: then the step that must survive is known exactly."""
     if rng.random() < SINGLE_CHANCE:
         return [(rng.uniform(12.0, 30.0), lose_memory)]
     return draw_plan(rng, choice, rng.uniform(20.0, 120.0), first_s=3.0, most=5)

@@ -1,4 +1,6 @@
-"""The invariant of workers that a run on several machines can do without, over all its runs; as group/invariants.py has it of one machine."""
+"""The invariant of workers that a run on several machines can do without, over all runs, like
+group/invariants.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All machines of a simulated run, the network between them, what they share, and the scheduler that has placed the launches."""
+"""All machines of a simulated run, their network, what they share, and the scheduler that places the launches."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Fleet:
         return world
 
     def free_worlds(self, count: int) -> list[MachineWorld]:
-        """Machines that the scheduler can give: well, and in nobody's use as far as it knows."""
+        """Return the machines that the scheduler can give: healthy and, to its knowledge, unused."""
         slots = [slot for attempt in self.scheduler.attempts for slot in attempt.slots]
         in_use = {slot.world for slot in slots if not slot.is_over}
         in_use |= {world for world in self.worlds if world.launch_here is not None and not world.launch_here.is_dead}
@@ -168,7 +168,7 @@ class Fleet:
         return self._groups[run]
 
     def go_on(self, run: str, before: str) -> None:
-        """What the tasks of the run `before` share is that of `run` now."""
+        """Let the tasks of `run` share what those of `before` shared."""
         self._groups[run] = self.group(before)
         self.say(f"{run} goes on with what {before} has left")
 

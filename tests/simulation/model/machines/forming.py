@@ -1,4 +1,6 @@
-"""How the coordinator gathers the launches of its run, in turns: who may join, what goes on of a run before, and what is told them is the real code."""
+"""Gather the launches of the coordinator's run, in turns. The rules for who may join, what
+continues and what they learn are real.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The invariants of a run on several machines, over what happens on all of them: I2, I3, I13 to I16, ends, places and clocks.
+"""The invariants of a run on several machines, over all that happens on them: I2, I3, I13 to I16,
+ends, places and clocks.
 
-They keep an account of their own, and never ask the code under test whether it was right.
+They keep their own account and never ask the code under test whether it was right.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def i3_resumes_from_the_newest(fleet: Fleet, account: FleetAccount, fact: Any, w
 
 
 def i13_one_writer(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """Of several coordinators one alone writes: whoever has taken the logdir last, from its first look at what is there on."""
+    """Only the coordinator that took the logdir last writes, from its first look at the contents on."""
     match fact:
         case facts.LeaseTaken(run):
             account.holders.append(run)
@@ -182,7 +183,7 @@ def i14_one_generation(fleet: Fleet, account: FleetAccount, fact: Any, world: Ma
             tasks, run = _tasks(account, world), account.run_of[id(world.rings)]
             met_before = bool(
                 world.rings.find(ring).lost
-            )  # whoever stood still then ends what it was in; nobody hears of it
+            )  # a task that was frozen then ends its old step, and nobody sees it
             if account.newest[account.scheduler_of[run]] != run and not met_before:
                 return f"{task} of {run} makes a step after {account.newest[account.scheduler_of[run]]} has formed"
             if ring < tasks.ring and not met_before:
@@ -235,7 +236,7 @@ def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: 
 
 
 def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """Whoever lives keeps its task; each that was lost has one spare launch, and no launch two; and so they come."""
+    """A living launch keeps its task, a lost one gets one spare, no launch has two tasks, and all come as placed."""
     match fact:
         case facts.Moving(scheduler, _, places, lost):
             account.places[scheduler] = fact

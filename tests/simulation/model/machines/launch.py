@@ -1,6 +1,8 @@
-"""`procsv launch` on one machine of several: a process that begins by taking its directories, and ends with a code or begins again.
+"""`procsv launch` on one machine of several: a process that takes its directories, then exits with
+a code or starts over.
 
-What is common to the coordinator's (coordinator.py) and a member's (member.py).
+It holds what the coordinator's launch (coordinator.py) and a member's launch (member.py) have in
+common.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class Launch(Process):
 
     # -- its turns -------------------------------------------------------------------------------------------
     def turn(self) -> None:
-        if not self.here.sees_logdir:  # whoever writes there, or looks, waits
+        if not self.here.sees_logdir:  # a reader or writer of the logdir waits
             self.wake(STORAGE_LOOK_S)
             return
         if self._opening is None:

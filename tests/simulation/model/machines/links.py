@@ -1,7 +1,9 @@
-"""The network between simulated machines: cut, one way or both, slow, or well; and the two ends of the link between watchdogs.
+"""The network between simulated machines: healthy, slow, or cut one way or both, and the two ends
+of the link between watchdogs.
 
-As TCP and ZeroMQ do it: what is under way comes in order, and late rather than not at all, as long as the connection lives; that breaks
-once one of its ends has heard nothing for so long, with all that is under way, and is made again when packets go both ways.
+It behaves as TCP and ZeroMQ do. While a connection lives, messages arrive in order, and late rather
+than never. It breaks, and loses what is in transit, once one end has heard nothing for a while, and
+is made again when packets get through both ways.
 """
 
 from __future__ import annotations

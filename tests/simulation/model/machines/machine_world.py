@@ -1,4 +1,4 @@
-"""One machine of several: a World of its own, with what all share in the place of its clock, its disk and its tasks' servers."""
+"""One machine of several: a World that shares its clock, its disk and its tasks' servers with the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A member's launch: the real MemberCore and MemberLoop; how it finds the coordinator and joins is modelled, as machines/joining.py does it."""
+"""A member's launch: MemberCore and MemberLoop are real; finding the coordinator and joining are
+modelled on machines/joining.py.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class SimJoining:
 
 
 class NotedLoop(MemberLoop):
-    """The invariants read what it is told to do."""
+    """A MemberLoop that notes its orders for the invariants."""
 
     launch: MemberLaunch
 

@@ -1,7 +1,8 @@
-"""The copy of the chief's memory, on simulated machines: the member's, the coordinator's, and what follows a loss.
+"""The copy of the chief's memory on simulated machines: the member's side, the coordinator's side,
+and what follows a loss.
 
-Who keeps it, when it is fetched, what is kept and removed, which one is taken after a loss: all that is the real code.  Files, fetches
-and sockets are modelled.
+Real code decides who keeps it, when it is fetched, what is kept and removed, and which one is used
+after a loss. Files, fetches and sockets are modelled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RemoteTasks, over the simulated links: the real one, but for its sockets."""
+"""The real RemoteTasks over simulated links instead of sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One simulated run on several machines, from the first start of its job to the end of the training: `simulate_machines(seed)`."""
+"""One simulated run on several machines, from the first start of its job to the end of training:
+`simulate_machines(seed)`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A batch scheduler: starts all launches of a job, gives up machines that it cannot reach, and starts the job again until it is done."""
+"""A batch scheduler: it starts a job's launches, gives up machines it cannot reach, and restarts
+the job until it is done.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class Slot:
 @dataclass(eq=False)
 class Attempt:
     number: int
-    scheduler: str  # what procsv is told of it
+    scheduler: str  # the name that procsv gets
     tasks: tuple[TaskId, ...] = ()
     slots: list[Slot] = field(default_factory=list)
     is_over: bool = False
@@ -125,7 +127,7 @@ class Scheduler:
         if attempt.slots[0].code == 0:
             self.is_done = True
         elif attempt is self.attempt:
-            self._fleet.broken.clear()  # whoever starts the job again has mended what ends a task
+            self._fleet.broken.clear()  # a person who restarts the job has fixed what ends a task
             is_refused = attempt.slots[0].code == exit_codes.LOGDIR_UNUSABLE
             self._fleet.clock.after(self._pause_s + REFUSED_S * is_refused, self.start_job)
 

@@ -1,5 +1,8 @@
-"""The checkpoint service on one of several machines: it saves in phases, between which its machine can be stopped, and looks before
-each whether the logdir is still its run's, as services/checkpoint/store/checkpoint_store.py does."""
+"""The checkpoint service on one of several machines.
+
+It saves in phases, between which its machine can be frozen, and checks before each phase that the
+logdir is still its run's, as services/checkpoint/store/checkpoint_store.py does.
+"""
 
 from __future__ import annotations
 

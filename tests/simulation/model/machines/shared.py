@@ -1,6 +1,7 @@
-"""The logdir that all machines see: its disk, its lease, its terms; and who writes there.
+"""The logdir that all machines see: its disk, its lease, its terms and its writers.
 
-Strongly consistent, as a local disk is: what one machine has written the others read at once.  A machine that is cut off from it waits.
+It is strongly consistent, as a local disk is: the others read at once what one machine has written.
+A machine that is cut off from it waits.
 """
 
 from __future__ import annotations

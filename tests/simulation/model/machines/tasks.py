@@ -1,4 +1,4 @@
-"""What tasks on several machines see of each other: servers and rings that a cut parts."""
+"""What tasks on several machines see of each other: servers, and rings that a cut breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a fault of machines befalls, and for how long; and what several kinds of faults do."""
+"""Choose the victims of a machine fault and its duration, with the effects that several kinds of faults share."""
 
 from __future__ import annotations
 
