@@ -1,4 +1,4 @@
-"""Task whose steps pass where they may be held, for tests of what holds them."""
+"""A task whose steps pass a point where they can be paused, for the tests of step holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that outlive the deletion of their directory: whole, whenever the process is killed, or not at all."""
+"""Checkpoints outlive the deletion of their directory, whole or not at all, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_they_come_back_and_are_kept_no_longer(start: Start) -> None:
+def test_checkpoints_come_back_and_are_kept_no_longer(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
     assert carried.is_due()
     carried.link_checkpoints()
@@ -53,7 +53,7 @@ def test_they_come_back_and_are_kept_no_longer(start: Start) -> None:
     assert not carried.is_kept
 
 
-def test_a_kill_while_they_come_back_loses_none_though_the_program_deletes_again(start: Start) -> None:
+def test_a_kill_during_their_return_loses_none_though_the_program_deletes_again(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
     carried.link_checkpoints()
     for count in range(len(ALL)):
@@ -68,7 +68,7 @@ def test_a_kill_while_they_come_back_loses_none_though_the_program_deletes_again
     assert names(logdir) == ALL
 
 
-def test_what_a_deletion_that_failed_has_left_is_made_whole_again(start: Start) -> None:
+def test_what_a_failed_deletion_left_is_made_whole_again(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
     carried.link_checkpoints()
     (logdir / OLD[1]).unlink()
@@ -77,7 +77,7 @@ def test_what_a_deletion_that_failed_has_left_is_made_whole_again(start: Start) 
     assert not carried.is_kept
 
 
-def test_where_no_link_can_be_made_none_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_none_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("another filesystem")
 
@@ -88,7 +88,7 @@ def test_where_no_link_can_be_made_none_is_kept(start: Start, monkeypatch: pytes
     assert not carried.is_kept
 
 
-def test_those_that_a_rotation_takes_before_any_link_are_none_and_the_others_are_whole(
+def test_a_checkpoint_that_rotation_removes_before_its_link_is_not_kept_and_the_others_are_whole(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logdir = Path(start.logdir)
@@ -121,7 +121,7 @@ class Rotation:
         self._link(source, target)
 
 
-def test_they_are_linked_and_put_back_while_nobody_else_changes_the_directory(
+def test_checkpoints_are_linked_and_put_back_while_nobody_else_changes_the_directory(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, seen = os.link, list[bool]()
@@ -138,7 +138,7 @@ def test_they_are_linked_and_put_back_while_nobody_else_changes_the_directory(
     assert seen == [True] * 2 * len(ALL)
 
 
-def test_a_training_that_has_come_to_its_end_and_a_run_without_a_directory_of_its_own_keep_nothing(
+def test_a_complete_training_and_a_run_without_its_own_directory_keep_nothing(
     start: Start,
 ) -> None:
     assert not CarriedCheckpoints(msgspec.structs.replace(start, root="")).is_due()

@@ -1,4 +1,4 @@
-"""A program that changes its directory while it trains: relative paths mean what they meant when they were first used."""
+"""A program may change its directory while it trains: relative paths keep their first meaning."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_checkpoints_go_where_the_program_said_before_it_changed_its_directory(k
 
 
 @pytest.mark.long
-def test_a_launched_program_that_begins_in_another_directory_saves_in_that(tmp_path: Path) -> None:
+def test_a_launched_program_that_starts_in_another_directory_saves_there(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("import os; os.makedirs('sub'); os.chdir('sub')\n" + BEGIN + PROGRAMS["a Supervisor"])
     command = [sys.executable, "-m", "procsv", "launch", "--standby", "off", str(program)]

@@ -1,4 +1,4 @@
-"""procsv.extend where nobody watches, and what it refuses."""
+"""procsv.extend does nothing without a watchdog and refuses what is not a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import procsv
 
 
-def test_without_a_watchdog_it_does_nothing_says_nothing_and_loads_no_tensorflow() -> None:
+def test_without_a_watchdog_extend_does_nothing_says_nothing_and_loads_no_tensorflow() -> None:
     program = "import sys, procsv; assert procsv.extend(3600) is None; assert 'tensorflow' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
@@ -19,6 +19,6 @@ def test_without_a_watchdog_it_does_nothing_says_nothing_and_loads_no_tensorflow
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
-def test_what_is_no_time_is_refused(seconds: float) -> None:
+def test_anything_but_a_time_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="number of seconds"):
         procsv.extend(seconds)

@@ -1,4 +1,4 @@
-"""The package that is imported just now is found, while it is, and no other."""
+"""The package being imported is known while its import lasts, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ looking.look()
 """
 
 
-def test_the_outermost_installed_package_is_named_as_long_as_its_import_lasts(
+def test_the_outermost_installed_package_is_named_while_its_import_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, seen = ImportWatch(), list[str]()

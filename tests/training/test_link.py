@@ -1,4 +1,4 @@
-"""The link of a training process: what it asks of its sockets, and what it hears, over real ones."""
+"""A training process's link polls its sockets rarely and hears every message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of procsv in its messages: once, whatever the program's logging looks like."""
+"""procsv's name appears once in its log lines, whatever logging the program configures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from procsv.training.runtime.log import log
     ],
     ids=["basicConfig", "braces", "dollars", "without names", "none"],
 )
-def test_the_name_stands_once_in_a_line(
+def test_the_name_appears_once_in_a_line(
     formatter: logging.Formatter | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""Errors of TensorFlow's that tell of another task: which one it is, and which errors are the program's own."""
+"""TensorFlow's errors about another task are told apart from the program's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error
         (ValueError(ABORTED.format("me")), ""),
     ],
 )
-def test_a_collective_that_is_aborted_tells_of_a_member_that_is_gone(error: Exception, peer: str) -> None:
+def test_an_aborted_collective_names_a_member_that_is_gone(error: Exception, peer: str) -> None:
     assert find_lost_peer(error) == peer
 
 

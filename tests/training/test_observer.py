@@ -1,4 +1,4 @@
-"""A program that starts its watchdog itself, as real processes without TensorFlow: what is recorded, and what is left."""
+"""A program without TensorFlow that starts its own watchdog has its run recorded and nothing left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.programs import until
 
 pytestmark = pytest.mark.fault
 
-# It does what it is told, a line each: words that begin a run and end it, or end the program in one way or another.
+# Obeys one command a line: words that start or end a run, or end the program in some way.
 PROGRAM = """
 import ctypes, os, sys
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -88,7 +88,7 @@ for line in open(orders):
 
 @dataclass(slots=True)
 class Observed:
-    """The program, and how it is told what to do."""
+    """The program and the pipe for its commands."""
 
     run: Launched
     orders: TextIO
@@ -135,7 +135,7 @@ def test_a_program_without_a_session_leaves_nothing_and_writes_nothing(tmp_path:
     assert not (tmp_path / "logdir").exists()
 
 
-def test_a_session_that_ends_completes_its_run_and_the_next_one_is_another_run(tmp_path: Path) -> None:
+def test_a_session_that_ends_completes_its_run_and_the_next_one_is_a_new_run(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         for number in (1, 2):
             program.tell("begin")
@@ -149,7 +149,7 @@ def test_a_session_that_ends_completes_its_run_and_the_next_one_is_another_run(t
     assert (status["state"], status["exit_code"], status["step"]) == ("done", 0, 2)
 
 
-def test_status_is_that_of_a_launch(tmp_path: Path) -> None:
+def test_status_is_the_same_as_a_launchs(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
@@ -197,7 +197,7 @@ def test_row_46_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tm
         psutil.wait_procs([fork], timeout=300)
 
 
-def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_by_another_nor_killed(
+def test_row_53_a_frozen_program_that_only_the_logdir_knows_is_never_joined_or_killed_by_another(
     tmp_path: Path,
 ) -> None:
     with observed(tmp_path) as program, tempfile.TemporaryDirectory(prefix="psv-") as elsewhere:
@@ -238,7 +238,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
         assert program.run.wait_end() == 0
 
 
-def test_a_crash_of_the_interpreter_is_told_by_its_stacks(tmp_path: Path) -> None:
+def test_an_interpreter_crash_is_reported_with_its_stacks(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.order("crash")
@@ -293,7 +293,7 @@ def test_an_interrupt_stops_the_run(tmp_path: Path) -> None:
     assert (status["state"], status["exit_code"]) == ("stopped", 75)
 
 
-def test_a_hang_is_reported_and_over_when_the_program_goes_on(tmp_path: Path) -> None:
+def test_a_hang_is_reported_and_ends_when_the_program_continues(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 1")
@@ -312,7 +312,7 @@ def wait_at(run: Launched, event: str, step: int) -> dict[str, Any]:
     return run.wait_for(f"{event} at {step}", lambda: [e for e in run.events(event, "trainer") if e["step"] == step])[0]
 
 
-def test_a_stop_asks_the_program_which_ends_by_itself(tmp_path: Path) -> None:
+def test_a_stop_asks_the_program_and_it_ends_by_itself(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
@@ -330,7 +330,7 @@ def launched_stop(program: Observed) -> Run:
     return start(program.run.logdir, (), {}, launcher=(sys.executable, "-m", "procsv", "stop"))
 
 
-def test_a_stop_now_kills_the_program_and_nothing_of_ours(tmp_path: Path) -> None:
+def test_a_stop_now_kills_the_program_and_no_process_of_ours(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
@@ -352,7 +352,7 @@ def test_a_restart_is_refused_and_the_program_trains_on(tmp_path: Path) -> None:
         program.tell("end")
 
 
-def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path) -> None:
+def test_a_second_program_is_refused_naming_the_holder_of_the_logdir(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         again = tmp_path / "again"
@@ -367,7 +367,7 @@ def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path)
         program.tell("end")
 
 
-def test_a_program_whose_watchdog_is_killed_goes_on_and_ends_with_nothing_left(tmp_path: Path) -> None:
+def test_a_program_whose_watchdog_is_killed_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
@@ -396,7 +396,7 @@ def states(run: Launched) -> list[str]:
     return [row["state"] for row in run.status()["processes"]]
 
 
-def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_without_a_launch(tmp_path: Path) -> None:
+def test_row_50_a_removed_runtime_directory_is_recreated_for_a_program_without_a_launch(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
@@ -415,7 +415,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_w
 
 
 @pytest.mark.parametrize("who", ["watchdog", "all"])
-def test_a_sigterm_to_the_watchdog_asks_the_program_and_one_to_all_ends_it_as_it_would_without_procsv(
+def test_a_sigterm_to_the_watchdog_asks_the_program_and_one_to_all_ends_it_as_without_procsv(
     tmp_path: Path, who: str
 ) -> None:
     with observed(tmp_path) as program:

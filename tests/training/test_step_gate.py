@@ -1,4 +1,4 @@
-"""The chief holds the steps of all tasks, or knows that it did not; nobody waits without a limit."""
+"""The chief pauses the steps of all tasks or knows that it did not, and nobody waits without a limit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def training() -> Iterator[Callable[[StepGate], CountingTask]]:
         worker.end()
 
 
-def test_no_step_of_another_task_is_under_way_while_the_chief_holds(
+def test_no_step_of_another_task_is_under_way_while_the_chief_pauses(
     paths: RunPaths, training: Callable[[StepGate], CountingTask]
 ) -> None:
     chief = gate_of(paths, CHIEF, FIRST, SECOND)
@@ -91,7 +91,7 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
     slow.guard(step)()
 
 
-def test_a_task_that_lives_and_has_made_no_step_yet_may_train_past_the_gate(paths: RunPaths) -> None:
+def test_a_living_task_without_a_step_yet_may_train_past_the_gate(paths: RunPaths) -> None:
     chief = gate_of(paths, CHIEF, FIRST)
     with chief.hold(0.01) as hold:
         pass
@@ -127,7 +127,9 @@ DIES = """
 
 
 @pytest.mark.parametrize("is_within", [True, False])
-def test_a_task_that_died_in_a_step_is_waited_for_as_the_servers_may_be_at_it(paths: RunPaths, is_within: bool) -> None:
+def test_a_task_that_died_in_a_step_is_waited_for_because_the_servers_may_still_be_busy(
+    paths: RunPaths, is_within: bool
+) -> None:
     clock = FakeClock()
     chief = StepGate(paths, CHIEF, [FIRST], clock)
     with running(DIES, paths.logdir) as worker:
@@ -146,7 +148,7 @@ def test_a_task_that_died_in_a_step_is_waited_for_as_the_servers_may_be_at_it(pa
     assert hold.is_whole, hold.why
 
 
-def test_the_others_go_on_while_a_capture_takes_longer_than_they_are_held(
+def test_the_others_go_on_when_a_capture_takes_longer_than_the_pause(
     paths: RunPaths, training: Callable[[StepGate], CountingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
@@ -158,7 +160,7 @@ def test_the_others_go_on_while_a_capture_takes_longer_than_they_are_held(
     assert "longer than" in hold.why
 
 
-def test_a_chief_that_never_lets_go_is_not_waited_for_and_knows_that_it_did_not_hold(
+def test_a_chief_that_never_releases_is_not_waited_for_and_knows_that_it_did_not_pause(
     paths: RunPaths, training: Callable[[StepGate], CountingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
@@ -170,7 +172,7 @@ def test_a_chief_that_never_lets_go_is_not_waited_for_and_knows_that_it_did_not_
     worker.wait_step()
 
 
-def test_nothing_is_held_once_the_files_were_removed(paths: RunPaths) -> None:
+def test_nothing_is_paused_once_the_files_were_removed(paths: RunPaths) -> None:
     chief, worker = gate_of(paths, CHIEF, FIRST), gate_of(paths, FIRST, CHIEF)
     worker.open_steps()
     shutil.rmtree(paths.run_dir)

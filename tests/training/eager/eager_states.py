@@ -1,4 +1,4 @@
-"""Eager programs for tests: their states of every kind, snapshots of them, and the files that these become."""
+"""Eager programs for tests: states of every kind, snapshots of them, and the files made from these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save that is acknowledged is on disk, whatever an earlier program, or attempt, has left in the directory."""
+"""An acknowledged save is on disk, whatever an earlier program or attempt has left in the directory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ manager.close()
 
 
 @pytest.mark.long
-def test_an_attempt_that_begins_anew_finds_its_own_state_in_its_file(tmp_path: Path) -> None:
+def test_an_attempt_that_starts_over_finds_its_own_state_in_its_file(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     with launched(tmp_path / "run", "--backoff", "0.1s..1s", str(program), str(tmp_path / "mark")) as run:
@@ -78,7 +78,7 @@ def test_an_attempt_that_begins_anew_finds_its_own_state_in_its_file(tmp_path: P
         assert re.findall(r"file holds ([\d.]+)", run.said()) == ["1.0", "2.0"], run.summary()
 
 
-def test_only_news_of_this_attempts_snapshots_counts(
+def test_only_messages_about_this_attempts_snapshots_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[Any] = []
@@ -114,7 +114,7 @@ def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(
     assert "saves may fail: " in caplog.text
 
 
-def test_a_program_that_does_not_restore_saves_beside_checkpoints_that_are_of_no_use(tmp_path: Path) -> None:
+def test_a_program_that_does_not_restore_saves_beside_checkpoints_that_it_cannot_use(tmp_path: Path) -> None:
     assert save_without_restoring(tmp_path / "run", 1.0, saves=2) == [1.0] * 2
     for index in (tmp_path / "run").glob("*.index"):
         index.write_bytes(b"torn")

@@ -1,4 +1,4 @@
-"""procsv.CheckpointManager without `procsv launch`: what it keeps, and what TensorFlow's own manager makes of it."""
+"""procsv.CheckpointManager without `procsv launch` keeps, lists and restores what TensorFlow's manager does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(directory: Path, **options: Any) -> tuple[Any, Any]:
     return v, tf.train.CheckpointManager(checkpoint, str(directory), **{"max_to_keep": 5, **options})
 
 
-def test_saves_are_kept_listed_and_restored_as_by_tensorflows_manager(directory: Path) -> None:
+def test_saves_are_kept_listed_and_restored_as_tensorflows_manager_does(directory: Path) -> None:
     with Counting(directory, max_to_keep=2).manager as manager:
         assert manager.restore_or_initialize() is None
         assert manager.latest_checkpoint is None
@@ -73,7 +73,7 @@ def test_saves_are_kept_listed_and_restored_as_by_tensorflows_manager(directory:
         assert manager.checkpoints == [f"{directory}/ckpt-4", f"{directory}/ckpt-5"]
 
 
-def test_the_last_state_is_saved_unless_the_program_has(directory: Path) -> None:
+def test_the_last_state_is_saved_unless_the_program_has_saved_it(directory: Path) -> None:
     first = Counting(directory)
     with first.manager as manager:
         first.train(3)
@@ -109,7 +109,7 @@ def test_a_program_that_restores_and_ends_writes_nothing_and_one_that_trains_a_s
     assert tf.train.load_variable(str(directory), "step/.ATTRIBUTES/VARIABLE_VALUE") == 4
 
 
-def test_what_a_training_before_has_saved_says_nothing_of_the_next_one_of_a_manager(directory: Path) -> None:
+def test_an_earlier_trainings_saves_say_nothing_about_a_managers_next_training(directory: Path) -> None:
     counting = Counting(directory)
     counting.train(3)
     counting.manager.save(wait=True)
@@ -120,7 +120,7 @@ def test_what_a_training_before_has_saved_says_nothing_of_the_next_one_of_a_mana
     assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-2"
 
 
-def test_an_error_in_the_block_saves_nothing_that_may_be_half_a_step(directory: Path) -> None:
+def test_an_error_in_the_block_saves_nothing_because_it_may_be_half_a_step(directory: Path) -> None:
     counting = Counting(directory)
 
     def fail() -> None:
@@ -136,7 +136,7 @@ def test_an_error_in_the_block_saves_nothing_that_may_be_half_a_step(directory: 
     assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
 
 
-def test_a_snapshot_that_is_due_when_a_step_fails_is_not_of_the_middle_of_that_step(
+def test_a_snapshot_due_when_a_step_fails_is_not_from_the_middle_of_that_step(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, miss, close = threading.Event(), SnapshotQueue.missed, Snapshotter.close
@@ -168,7 +168,7 @@ def test_a_snapshot_that_is_due_when_a_step_fails_is_not_of_the_middle_of_that_s
     assert tf.train.load_variable(newest, "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
 
 
-def test_a_save_is_of_its_moment_though_training_goes_on_at_once(directory: Path) -> None:
+def test_a_save_holds_its_own_moment_though_training_goes_on_at_once(directory: Path) -> None:
     v = tf.Variable(tf.zeros([1000, 1000]))
     with procsv.CheckpointManager(tf.train.Checkpoint(v=v), directory, snapshot_secs=None) as manager:
         manager.restore_or_initialize()
@@ -181,7 +181,7 @@ def test_a_save_is_of_its_moment_though_training_goes_on_at_once(directory: Path
             assert (found == number).all()
 
 
-def test_objects_that_are_made_later_get_their_values_when_they_are_made(directory: Path) -> None:
+def test_objects_created_later_get_their_values_on_creation(directory: Path) -> None:
     first = tf.Module()
     first.early, first.late = tf.Variable(1.0), tf.Variable(2.0)
     with procsv.CheckpointManager(tf.train.Checkpoint(net=first), directory) as manager:
@@ -208,7 +208,7 @@ def test_a_program_that_restores_by_itself_finds_the_newest_checkpoint(directory
     assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 10
 
 
-def test_the_interval_the_number_and_the_callbacks_are_tensorflows(directory: Path) -> None:
+def test_interval_number_and_callbacks_work_as_tensorflows(directory: Path) -> None:
     step, called = tf.Variable(0, dtype=tf.int64), list[str]()
     checkpoint = tf.train.Checkpoint(step=step)
     options = tf.train.CheckpointOptions(experimental_write_callbacks=[called.append])
@@ -234,7 +234,7 @@ def test_the_interval_the_number_and_the_callbacks_are_tensorflows(directory: Pa
         manager.step()
 
 
-def test_a_directory_that_cannot_be_written_is_said_and_training_goes_on(directory: Path) -> None:
+def test_an_unwritable_directory_is_reported_and_training_goes_on(directory: Path) -> None:
     counting = Counting(directory)
     with counting.manager as manager:
         counting.train()
@@ -266,7 +266,7 @@ def test_a_step_on_another_thread_is_refused(directory: Path) -> None:
     assert ["thread that trains" in str(error) for error in errors] == [True, True]
 
 
-def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_when_that_is_done(
+def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_works_once_that_is_done(
     directory: Path,
 ) -> None:
     counting = Counting(directory)
@@ -279,7 +279,7 @@ def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_w
     second.close()
 
 
-def test_a_manager_that_is_made_again_ends_the_training_of_the_one_before_and_goes_on_from_its_newest_state(
+def test_a_recreated_manager_ends_its_predecessors_training_and_resumes_from_its_newest_state(
     directory: Path,
 ) -> None:
     first = Counting(directory)
@@ -303,7 +303,7 @@ def test_a_manager_that_is_made_again_ends_the_training_of_the_one_before_and_go
     ("way", "restores"),
     [("nothing", False), ("a part", None), ("its own", True), ("another", True), ("manager", True)],
 )
-def test_it_knows_whether_the_program_has_restored_the_state_that_was_there(
+def test_the_manager_knows_whether_the_program_has_restored_the_existing_state(
     directory: Path, way: str, restores: bool | None
 ) -> None:
     first = Counting(directory)
@@ -330,7 +330,7 @@ def test_it_knows_whether_the_program_has_restored_the_state_that_was_there(
     again.manager.close()
 
 
-def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
+def test_the_manager_refuses_in_words_what_it_cannot_do(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint()
     with pytest.raises(UserError, match="name the directory"):
         procsv.CheckpointManager(checkpoint)
@@ -345,7 +345,7 @@ def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("auto", None), (None, 0.0), (0, 0.0), (2, 2.0), (0.5, 0.5)])
-def test_snapshot_secs_reads_as_the_command_lines(given: Any, seconds: float | None) -> None:
+def test_snapshot_secs_is_parsed_as_on_the_command_line(given: Any, seconds: float | None) -> None:
     assert seconds_of(given, None) == seconds  # type: ignore[arg-type]  # is asked for the command line's alone
 
 

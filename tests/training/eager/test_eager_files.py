@@ -1,4 +1,4 @@
-"""Files of an eager program's state: those that a Checkpoint writes, and restored by it and from memory."""
+"""The files of an eager state equal a Checkpoint's, and restore through it and from memory."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ CASES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_memory(
-    case: str, tmp_path: Path, shm: Path
-) -> None:
+def test_files_equal_a_checkpoints_and_restore_through_it_and_from_memory(case: str, tmp_path: Path, shm: Path) -> None:
     checkpoint, values = CASES[case]()
     before = checkpoint.write(str(tmp_path / "before"))
     slot = snapshot(source_of(checkpoint, tmp_path), shm)
@@ -83,7 +81,7 @@ def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_mem
 
 
 @pytest.mark.long
-def test_the_files_of_a_thousand_layers_are_those_that_a_checkpoint_writes(tmp_path: Path, shm: Path) -> None:
+def test_the_files_of_a_thousand_layers_equal_a_checkpoints(tmp_path: Path, shm: Path) -> None:
     checkpoint = thousand_layers()
     theirs = checkpoint.write(str(tmp_path / "theirs"))
     written(snapshot(source_of(checkpoint, tmp_path), shm), tmp_path / "ours")
@@ -110,7 +108,7 @@ def test_a_restored_variable_shares_the_snapshots_memory_until_it_is_updated(tmp
     reader.release_lock()
 
 
-def test_a_checkpoint_manager_goes_on_from_a_list_with_times(tmp_path: Path) -> None:
+def test_a_checkpoint_manager_continues_from_a_list_with_times(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
     paths = [checkpoint.save(str(tmp_path / "ckpt")) for _ in range(3)]
     write_state(tmp_path / "checkpoint", str(tmp_path / "ckpt"), paths, relative=True, lists_times=True)
@@ -123,7 +121,7 @@ def test_a_checkpoint_manager_goes_on_from_a_list_with_times(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-3.index", "ckpt-4.index"]
 
 
-def test_a_state_of_objects_that_are_not_made_yet_is_left_to_tensorflow(tmp_path: Path, shm: Path) -> None:
+def test_a_state_of_objects_that_do_not_exist_yet_is_left_to_tensorflow(tmp_path: Path, shm: Path) -> None:
     whole, half = tf.Module(), tf.Module()
     whole.a, whole.b = tf.Variable(1.0), tf.Variable(2.0)
     half.a = tf.Variable(0.0)
@@ -139,7 +137,7 @@ def test_a_state_of_objects_that_are_not_made_yet_is_left_to_tensorflow(tmp_path
     assert (half.a.numpy(), half.b.numpy()) == (1.0, 2.0)
 
 
-def test_another_shape_is_refused_before_anything_is_changed(tmp_path: Path, shm: Path) -> None:
+def test_another_shape_is_refused_before_anything_changes(tmp_path: Path, shm: Path) -> None:
     slot = snapshot(source_of(tf.train.Checkpoint(a=tf.Variable(1.0), b=tf.Variable([2.0])), tmp_path), shm)
     first, second = tf.Variable(0.0), tf.Variable([0.0, 0.0])
     with pytest.raises(CannotRestore, match="shape"):

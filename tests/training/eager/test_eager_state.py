@@ -1,4 +1,4 @@
-"""A tf.train.Checkpoint as a source of state: the contract of all sources, and what a capture has of it."""
+"""A tf.train.Checkpoint keeps the contract of every state source."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ class EagerKind:
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_trackables_keep_the_contract_of_a_source_of_state(check: Callable[[Kind], None]) -> None:
+def test_trackables_keep_the_contract_of_a_state_source(check: Callable[[Kind], None]) -> None:
     if check is only_a_call_that_may_change_the_state_says_so:
         pytest.skip("what an eager program does between two steps is its own affair: it may always change the state")
     check(EagerKind())
 
 
-def test_a_capture_ahead_of_its_memory_is_the_state_of_that_moment(tmp_path: Path, shm: Path) -> None:
+def test_a_capture_before_its_memory_is_ready_holds_the_state_of_that_moment(tmp_path: Path, shm: Path) -> None:
     checkpoint, _ = keras_model()()
     before = checkpoint.write(str(tmp_path / "before"))
     backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source_of(checkpoint, tmp_path), "test")
@@ -116,7 +116,7 @@ def test_a_capture_ahead_of_its_memory_is_the_state_of_that_moment(tmp_path: Pat
     assert filecmp.cmp(f"{before}.data-00000-of-00001", tmp_path / "ours.data-00000-of-00001", shallow=False)
 
 
-def test_a_capture_waits_for_its_memory_where_there_may_be_none(
+def test_a_capture_waits_for_its_memory_if_there_may_be_none(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = source_of(keras_model()()[0], tmp_path)
@@ -131,7 +131,7 @@ def test_a_capture_waits_for_its_memory_where_there_may_be_none(
 
 
 # -- objects that come and go ----------------------------------------------------------------------------------
-def test_what_is_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Path) -> None:
+def test_an_object_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Path) -> None:
     root = tf.Module()
     root.parts, root.by_name = [tf.Variable(1.0)], {"a": tf.Variable(2.0)}
     source = source_of(tf.train.Checkpoint(net=root), tmp_path)
@@ -153,7 +153,9 @@ def test_what_is_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Pat
     assert tf.train.load_variable(str(tmp_path / "ours"), "net/late/.ATTRIBUTES/VARIABLE_VALUE") == 6.0
 
 
-def test_a_snapshot_is_of_its_moment_though_objects_are_attached_while_it_is_copied(tmp_path: Path, shm: Path) -> None:
+def test_a_snapshot_holds_its_own_moment_though_objects_are_attached_while_it_is_copied(
+    tmp_path: Path, shm: Path
+) -> None:
     root = tf.Module()
     root.a = tf.Variable(tf.zeros(5000))
     source = source_of(tf.train.Checkpoint(net=root), tmp_path)
@@ -169,7 +171,7 @@ def test_a_snapshot_is_of_its_moment_though_objects_are_attached_while_it_is_cop
     assert not np.any(tf.train.load_variable(str(tmp_path / "ours"), "net/a/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
-def test_what_is_no_variable_is_captured_as_it_is_at_each_snapshot(tmp_path: Path, shm: Path) -> None:
+def test_a_non_variable_is_captured_afresh_at_each_snapshot(tmp_path: Path, shm: Path) -> None:
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     elements = iter(tf.data.Dataset.range(40).shuffle(9, seed=1))
     state = tf.train.experimental.PythonState  # has an own way of saving
@@ -197,7 +199,7 @@ def _set_n(counter: Any, text: str) -> None:
 
 
 # -- copy on read ----------------------------------------------------------------------------------------------
-def test_a_variable_that_is_updated_in_parts_is_captured_without_a_copy(tmp_path: Path) -> None:
+def test_a_partially_updated_variable_is_captured_without_a_copy(tmp_path: Path) -> None:
     rows = tf.Variable(tf.zeros([2000, 50]))
     source = source_of(tf.train.Checkpoint(rows=rows), tmp_path)
     source.warm_up()
@@ -224,7 +226,7 @@ def test_a_variable_that_is_updated_in_parts_is_captured_without_a_copy(tmp_path
 
 
 # -- without TensorFlow's private names -------------------------------------------------------------------------
-def test_without_the_call_for_many_variables_each_is_read_by_itself(
+def test_without_the_op_for_many_variables_each_is_read_by_itself(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "reads_many", False)
@@ -235,7 +237,7 @@ def test_without_the_call_for_many_variables_each_is_read_by_itself(
 
 
 @pytest.mark.parametrize("name", ["serialize_graph_view", "has_serializer", "extract_local_name", "resource_variable"])
-def test_where_the_object_graph_is_not_known_tensorflow_saves(
+def test_if_the_object_graph_is_not_understood_tensorflow_saves(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, name, None)
@@ -248,7 +250,7 @@ def test_where_the_object_graph_is_not_known_tensorflow_saves(
     assert variable.numpy() == 3.0
 
 
-def test_this_tensorflow_has_all_the_private_names() -> None:
+def test_this_tensorflow_has_all_private_names() -> None:
     assert private.reads_many
     assert None not in (private.serialize_graph_view, private.extract_local_name, private.resource_variable)
     assert private.view_graph(tf.train.Checkpoint()) is not None

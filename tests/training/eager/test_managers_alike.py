@@ -1,4 +1,4 @@
-"""A CheckpointManager and what TensorFlow's may be given: with each, a program sees the same from both."""
+"""A CheckpointManager shows a program the same as TensorFlow's, with every argument that one accepts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def variant(size: int) -> Any:
     return kind(initial_value=tensor_list(size), dtype=tf.variant, shape=tf.TensorShape([]))
 
 
-def test_a_variable_of_variants_is_saved_as_tensorflow_saves_it(tmp_path: Path) -> None:
+def test_a_variable_of_variants_is_saved_as_tensorflow_does(tmp_path: Path) -> None:
     saved = []
     for manager_of in (tf.train.CheckpointManager, procsv.CheckpointManager):
         held, plain = variant(3), tf.Variable(1.0)
@@ -73,9 +73,7 @@ def test_a_variable_of_variants_is_saved_as_tensorflow_saves_it(tmp_path: Path) 
 
 
 @managers
-def test_what_an_asynchronous_checkpoint_holds_is_saved_at_the_moment_of_its_save(
-    manager_of: Made, tmp_path: Path
-) -> None:
+def test_an_asynchronous_checkpoint_is_saved_as_of_its_own_moment(manager_of: Made, tmp_path: Path) -> None:
     if private.async_checkpoint is None:
         pytest.skip("this TensorFlow has none")
     v = tf.Variable(3.0)
@@ -92,7 +90,7 @@ def test_what_an_asynchronous_checkpoint_holds_is_saved_at_the_moment_of_its_sav
     close(manager)
 
 
-def test_a_checkpoint_that_writes_later_is_an_error_and_no_wait(
+def test_a_checkpoint_that_writes_later_is_an_error_and_not_a_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
@@ -103,7 +101,7 @@ def test_a_checkpoint_that_writes_later_is_an_error_and_no_wait(
 
 
 @managers
-def test_a_manager_that_is_closed_lists_what_it_had_and_enters_no_run(manager_of: Made, tmp_path: Path) -> None:
+def test_a_closed_manager_lists_what_it_had_and_enters_no_run(manager_of: Made, tmp_path: Path) -> None:
     v = tf.Variable(1.0)
     manager = manager_of(tf.train.Checkpoint(v=v), str(tmp_path / "run"), max_to_keep=2)
     for value in (1.0, 2.0, 3.0):
@@ -121,7 +119,7 @@ def test_a_manager_that_is_closed_lists_what_it_had_and_enters_no_run(manager_of
 
 
 @managers
-def test_the_last_save_wins_whatever_lay_under_its_name(manager_of: Made, tmp_path: Path) -> None:
+def test_the_last_save_wins_whatever_was_under_its_name(manager_of: Made, tmp_path: Path) -> None:
     """As a program does that saves and does not restore."""
     for value, saves in ((1.0, 2), (2.0, 1)):
         v = tf.Variable(value)
@@ -138,7 +136,7 @@ def test_the_last_save_wins_whatever_lay_under_its_name(manager_of: Made, tmp_pa
 
 
 @managers
-def test_saves_are_numbered_as_they_are_told_and_spaced_by_the_step_counter(manager_of: Made, tmp_path: Path) -> None:
+def test_saves_are_numbered_as_requested_and_spaced_by_the_step_counter(manager_of: Made, tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     manager = manager_of(
         tf.train.Checkpoint(step=step),
@@ -162,9 +160,7 @@ def test_saves_are_numbered_as_they_are_told_and_spaced_by_the_step_counter(mana
 
 
 @managers
-def test_a_new_training_calls_the_initializer_and_one_that_is_restored_does_not(
-    manager_of: Made, tmp_path: Path
-) -> None:
+def test_a_new_training_calls_the_initializer_and_a_restored_one_does_not(manager_of: Made, tmp_path: Path) -> None:
     called: list[str] = []
     for number, expected in enumerate((None, "ckpt-1")):
         v = tf.Variable(float(number))

@@ -1,4 +1,4 @@
-"""A CheckpointManager of a loop under MirroredStrategy: counters made in its scope, and what each replica holds by itself."""
+"""A CheckpointManager works in a loop under MirroredStrategy, with counters in its scope and values per replica."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["in scope", "beside it", "unequal"])
-def test_a_counter_and_a_manager_may_be_made_in_the_scope(tmp_path: Path, what: str) -> None:
+def test_a_counter_and_a_manager_may_be_created_in_the_scope(tmp_path: Path, what: str) -> None:
     for number, step in ((1, 5), (2, 10)):
         done = run(PROGRAM, str(tmp_path / "run"), what)
         assert done.returncode == 0, done.stderr
@@ -189,7 +189,7 @@ def test_a_counter_and_a_manager_may_be_made_in_the_scope(tmp_path: Path, what: 
 
 
 @pytest.mark.long
-def test_each_replica_has_its_own_value_again_and_tensorflow_reads_the_same_file(tmp_path: Path) -> None:
+def test_each_replica_gets_its_own_value_back_and_tensorflow_reads_the_same_file(tmp_path: Path) -> None:
     done = run(OWN_VALUES, str(tmp_path))
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith(("#", "procsv: the replicas"))]
@@ -226,7 +226,7 @@ print("ended", [one.numpy().tolist() for one in v.values])
 
 
 @pytest.mark.long
-def test_a_program_that_does_not_know_procsv_has_the_values_of_each_replica_again(tmp_path: Path) -> None:
+def test_a_program_that_does_not_know_procsv_gets_each_replicas_values_back(tmp_path: Path) -> None:
     first, second = (run(DROP_IN, str(tmp_path / "run")) for _ in range(2))
     assert first.stdout == "began [[1.0, 2.0], [1.0, 2.0]]\nended [[4.0, 2.0], [4.0, 5.0]]\n", first.stderr
     assert second.stdout == "began [[4.0, 2.0], [4.0, 5.0]]\nended [[7.0, 2.0], [7.0, 8.0]]\n", second.stderr

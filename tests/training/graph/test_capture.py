@@ -1,4 +1,4 @@
-"""A snapshot is the state between two steps, whole, bit for bit."""
+"""A snapshot is the whole state between two steps, bit for bit."""
 
 import tempfile
 import threading
@@ -73,9 +73,7 @@ def _read(shm: Path) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
-def test_none_of_four_hundred_captures_is_torn_while_training_goes_on_in_a_tight_loop(
-    shm: Path, resource: bool
-) -> None:
+def test_no_capture_of_four_hundred_is_torn_while_training_runs_in_a_tight_loop(shm: Path, resource: bool) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         weights = [
@@ -142,7 +140,7 @@ def test_every_kind_of_tensor_survives_bit_for_bit(shm: Path) -> None:
         assert np.asarray(value).tobytes() == got[key].tobytes() or np.array_equal(value, got[key]), key
 
 
-def test_a_hash_table_that_grew_finds_room(shm: Path) -> None:
+def test_a_hash_table_that_grew_fits(shm: Path) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="table")
@@ -180,7 +178,7 @@ def test_a_single_string_is_captured_as_the_array_that_it_is(shm: Path, resource
 
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
-def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: Path, resource: bool) -> None:
+def test_a_state_fed_from_memory_is_the_captured_state_and_stays_so(shm: Path, resource: bool) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         weights = tf1.get_variable("w", [1000], initializer=tf1.random_normal_initializer(), use_resource=resource)
@@ -227,7 +225,7 @@ def test_a_snapshot_that_lacks_a_variable_of_the_graph_is_not_fed(shm: Path) -> 
             restore_slot(scan_slots(shm)[0].path, GraphState(session, saver))
 
 
-def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
+def test_a_slot_that_was_restored_from_is_never_overwritten(shm: Path) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         saver = tf1.train.Saver()
@@ -250,7 +248,7 @@ def test_a_slot_that_was_restored_from_is_never_written(shm: Path) -> None:
         second.close()
 
 
-def test_only_what_an_update_cannot_change_is_held() -> None:
+def test_only_what_an_update_cannot_change_is_referenced() -> None:
     with tf.Graph().as_default():
         resource = tf1.get_variable("a", [3], use_resource=True)
         ref = tf1.get_variable("b", [3], use_resource=False)
@@ -261,7 +259,7 @@ def test_only_what_an_update_cannot_change_is_held() -> None:
         assert not can_be_held(tf.reshape(resource.read_value(), [3, 1]))
 
 
-def test_thousands_of_variables_are_read_by_few_ops_each_where_its_variables_are(
+def test_thousands_of_variables_are_read_by_few_ops_each_on_their_own_device(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     count, devices = 2 * TOGETHER_MAX + 1, ("/device:CPU:0", "/device:CPU:1")
@@ -293,7 +291,7 @@ def test_thousands_of_variables_are_read_by_few_ops_each_where_its_variables_are
                 np.testing.assert_array_equal(value, expected)
 
 
-def test_savers_that_only_their_own_op_can_serve_are_told_with_the_reason() -> None:
+def test_savers_that_only_their_own_op_can_serve_are_reported_with_the_reason() -> None:
     class Own(tf1.train.Saver):  # type: ignore[name-defined]
         def save(self, *args: Any, **kwargs: Any) -> Any:
             return super().save(*args, **kwargs)
@@ -320,7 +318,7 @@ def test_the_restore_ops_take_as_many_tensors_as_the_save_ops_write() -> None:
         assert saved == set(read_restore_graph(saver, graph).outputs)
 
 
-def test_a_session_that_was_adopted_is_still_tensorflows_and_passes_the_boundary() -> None:
+def test_an_adopted_session_is_still_tensorflows_and_passes_the_boundary() -> None:
     visits = []
     with tf.Graph().as_default():
         value = tf.constant(3)

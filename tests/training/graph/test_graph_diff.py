@@ -1,4 +1,6 @@
-"""A graph that has changed since its state was saved: which tensors, said by name; and never a start from step 0."""
+"""When the graph has changed since its state was saved, the changed tensors are named and nothing
+starts from step 0.
+"""
 
 import contextlib
 import re
@@ -51,7 +53,7 @@ def supervised(logdir: Path, **shapes: list[int]) -> Iterator[Any]:
 
 
 @pytest.mark.fault
-def test_what_has_changed_since_a_checkpoint_is_named_and_nothing_starts_from_scratch(tmp_path: Path) -> None:
+def test_changes_since_a_checkpoint_are_named_and_nothing_starts_over(tmp_path: Path) -> None:
     with supervised(tmp_path / "logdir", old=[3], grown=[3]) as session:
         assert session.run(tf1.train.get_global_step()) == 0
     before = (tmp_path / "logdir" / "checkpoint").read_bytes()
@@ -74,7 +76,7 @@ def test_what_has_changed_since_a_checkpoint_is_named_and_nothing_starts_from_sc
 
 
 @pytest.mark.fault
-def test_checkpoints_of_a_program_of_another_kind_are_called_so_and_left_alone(tmp_path: Path) -> None:
+def test_checkpoints_of_another_kind_of_program_are_named_as_such_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "logdir").mkdir()
     tf.train.Checkpoint(weight=tf.Variable(1.0)).save(str(tmp_path / "logdir" / "model.ckpt"))
     before = sorted((tmp_path / "logdir").iterdir())
@@ -90,7 +92,7 @@ def test_checkpoints_of_a_program_of_another_kind_are_called_so_and_left_alone(t
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_what_has_changed_since_the_state_in_memory_is_named_and_the_run_gives_up_at_once(tmp_path: Path) -> None:
+def test_changes_since_the_state_in_memory_are_named_and_the_run_gives_up_at_once(tmp_path: Path) -> None:
     program = tmp_path / "changing.py"
     program.write_text(PROGRAM)
     with launched(tmp_path / "logdir", "--snapshot-secs", "0.3", str(program)) as run:
@@ -115,7 +117,7 @@ def test_many_names_are_counted() -> None:
     assert f"v{NAMES_MAX:02}" not in text
 
 
-def test_a_shape_that_is_not_known_fits_any() -> None:
+def test_an_unknown_shape_fits_any() -> None:
     def fits(shape: list[int | None] | None, there: list[int], dtype: Any = tf.float32) -> bool:
         return not compare({("v", ""): tf.TensorSpec(shape, dtype)}, {("v", ""): tf.TensorSpec(there, tf.float32)})
 
@@ -126,7 +128,7 @@ def test_a_shape_that_is_not_known_fits_any() -> None:
     assert not fits([3], [3], tf.int32)
 
 
-def test_a_partitioned_variable_may_be_partitioned_otherwise(tmp_path: Path) -> None:
+def test_a_partitioned_variable_may_be_partitioned_differently(tmp_path: Path) -> None:
     def saver(parts: int, rows: int) -> Any:
         tf1.get_variable("v", [rows, 2], partitioner=tf1.fixed_size_partitioner(parts))
         return tf1.train.Saver()

@@ -1,4 +1,4 @@
-"""A state that other tasks may change while it is captured is known as such, by the graph and by TF_CONFIG."""
+"""A state that other tasks may change during its capture is marked as mixed, from the graph and TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEVERAL = {"cluster": {"chief": ["a:1"], "worker": ["a:2"], "ps": ["b:1"]}}
         ("", json.dumps(SEVERAL), False),
     ],
 )
-def test_a_state_is_mixed_where_servers_have_it_and_not_one_task_alone_trains(
+def test_a_state_is_mixed_if_servers_hold_it_and_more_than_one_task_trains(
     device: str, said: str | None, is_mixed: bool
 ) -> None:
     with tf.Graph().as_default() as graph:

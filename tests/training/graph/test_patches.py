@@ -1,4 +1,4 @@
-"""Each change that procsv makes to TensorFlow's objects, applied and undone."""
+"""Each of procsv's patches to TensorFlow's objects can be applied and undone."""
 
 import ast
 import sys
@@ -82,7 +82,7 @@ def _names_of_tensorflow() -> dict[tuple[str, str], int]:
     }
 
 
-def test_the_classes_of_drop_in_are_tensorflows_again_once_they_are_undone() -> None:
+def test_the_classes_of_drop_in_are_tensorflows_again_after_the_undo() -> None:
     patches = class_patches()
     for patch in (*patches, *reversed(patches)):  # names that load late are there before it is counted
         patch.apply() if not patch.is_applied else patch.undo()
@@ -96,7 +96,7 @@ def test_the_classes_of_drop_in_are_tensorflows_again_once_they_are_undone() -> 
     assert _names_of_tensorflow() == before
 
 
-def test_a_patch_under_somebody_elses_wrapper_stays_and_is_not_put_around_it_again() -> None:
+def test_a_patch_under_another_librarys_wrapper_stays_and_is_not_applied_again() -> None:
     thing = SimpleNamespace(run=lambda: "run")
 
     def counted(run: Callable[[], str]) -> Callable[[], str]:
@@ -111,7 +111,7 @@ def test_a_patch_under_somebody_elses_wrapper_stays_and_is_not_put_around_it_aga
     assert thing.run() == "theirs counted run"
 
 
-def test_a_finalized_graph_can_be_added_to_for_a_while(graph: Any) -> None:
+def test_a_finalized_graph_can_be_extended_for_a_while(graph: Any) -> None:
     graph.finalize()
     with growing_graph(graph):
         tf1.constant(1, name="added")
@@ -119,7 +119,7 @@ def test_a_finalized_graph_can_be_added_to_for_a_while(graph: Any) -> None:
     assert graph.get_operation_by_name("added").name == "added"
 
 
-def test_ops_that_are_hidden_at_different_times_are_all_hidden(graph: Any) -> None:
+def test_ops_hidden_at_different_times_are_all_hidden(graph: Any) -> None:
     for name in ("first", "second"):
         with hiding_ops(graph):
             tf1.constant(1, name=name)
@@ -141,7 +141,7 @@ ASSIGNED_ELSEWHERE = {
 }
 
 
-def test_nothing_but_the_patches_assigns_private_attributes_of_others() -> None:
+def test_only_the_patches_assign_private_attributes_of_other_libraries() -> None:
     training = Path(procsv.__file__).parent / "training"
     found = set()
     for file in training.rglob("*.py"):
@@ -161,7 +161,7 @@ def test_nothing_but_the_patches_assigns_private_attributes_of_others() -> None:
     assert found <= ASSIGNED_ELSEWHERE
 
 
-def test_paths_in_a_directory_move_with_it_and_others_stay(tmp_path: Path) -> None:
+def test_paths_in_a_moved_directory_move_with_it_and_others_stay(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     hook = SimpleNamespace(_dir=str(old), _path=f"{old}/model.ckpt", _other=str(tmp_path / "older"), _none=None)
     move_paths([hook], ("_dir", "_path", "_other", "_none", "_missing"), str(old), str(new))

@@ -1,4 +1,4 @@
-"""A summary that is computed from a training step takes nothing of its own, and fails nothing but itself."""
+"""A summary computed with a training step consumes nothing of its own and can fail only itself."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,14 +55,14 @@ def scalar(pending_fetch: PendingFetch) -> float:
     return float(tf1.Summary.FromString(pending_fetch.value).value[0].simple_value)
 
 
-def test_it_shows_the_batch_that_the_step_had_and_takes_none() -> None:
+def test_a_summary_shows_the_steps_own_batch_and_consumes_none() -> None:
     batch = numbers()
     pending_fetch, results = carried(tf1.summary.scalar("batch", batch * 10), tf.identity(batch), runs=3)
     assert results == [0, 1, 2, 3]
     assert (scalar(pending_fetch), pending_fetch.step) == (20.0, 7)
 
 
-def test_only_what_a_batch_is_needed_for_is_fetched() -> None:
+def test_only_what_needs_a_batch_is_fetched_along() -> None:
     batch, weights = numbers(), tf1.get_variable("weights", [1000])
     loss = tf.reduce_sum(weights) * batch
     train = tf1.assign_sub(weights, tf.fill([1000], loss))
@@ -79,7 +79,7 @@ def test_a_summary_that_cannot_be_computed_fails_alone() -> None:
     assert "Nan in summary histogram" in str(pending_fetch.error)
 
 
-def test_a_step_that_fails_says_so_itself() -> None:
+def test_a_failing_step_reports_its_own_error() -> None:
     batch = numbers()
     fetch = tf1.assert_less(batch, 0.0)
     piggyback = PiggybackFetch(tf1.summary.scalar("s", batch), tf1.get_default_graph())
@@ -95,14 +95,14 @@ def test_a_step_that_fails_says_so_itself() -> None:
     assert pending_fetch.error is None
 
 
-def test_what_the_user_feeds_reaches_the_summary() -> None:
+def test_the_users_feeds_reach_the_summary() -> None:
     fed = tf1.placeholder(tf.float32, [])
     train = tf1.assign_add(tf1.get_variable("v", []), fed)
     pending_fetch, _ = carried(tf1.summary.scalar("fed", fed * 2), train, {fed: 4.0})
     assert scalar(pending_fetch) == 8.0
 
 
-def test_a_run_that_does_not_do_what_the_summary_needs_does_not_take_it_along() -> None:
+def test_a_run_that_does_not_do_what_the_summary_needs_does_not_fetch_it() -> None:
     batch, other = numbers(), tf1.placeholder(tf.float32, [])
     summary = tf1.summary.scalar("batch", batch)
     assert along(summary, tf.constant(1)) is None
@@ -111,7 +111,7 @@ def test_a_run_that_does_not_do_what_the_summary_needs_does_not_take_it_along() 
     assert along(summary, object()) is None
 
 
-def test_an_update_that_the_summary_hangs_on_is_not_made_twice() -> None:
+def test_an_update_that_the_summary_depends_on_is_not_made_twice() -> None:
     count = tf1.get_variable("count", [], initializer=tf1.zeros_initializer(), use_resource=False)
     train = tf1.assign_add(count, 1.0)
     with tf.control_dependencies([train]):
@@ -124,7 +124,7 @@ def test_an_update_that_the_summary_hangs_on_is_not_made_twice() -> None:
 
 
 @pytest.mark.parametrize("control_flow", ["v1", "v2"])
-def test_what_cannot_be_fetched_goes_along_as_a_whole_as_far_as_it_must(control_flow: str) -> None:
+def test_what_cannot_be_fetched_is_fetched_as_far_as_it_must(control_flow: str) -> None:
     batch = numbers()
 
     def doubled(i: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sparse updates write into a variable in place: what a capture holds of it stays whole all the same, without a copy."""
+"""Sparse updates write into a variable in place, yet its capture stays whole without a copy."""
 
 import tempfile
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def _again(table: Any, i: Any, ones: Any) -> Any:
         return i + 1
 
 
-def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
+def test_no_sparse_update_changes_a_capture(shm: Path) -> None:
     with tf.Graph().as_default() as graph:
         table = tf1.get_variable("table", [2000, 20], initializer=tf1.random_normal_initializer(), use_resource=True)
         plain = tf1.get_variable("plain", [3], initializer=tf1.zeros_initializer(), use_resource=True)
@@ -86,7 +86,7 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         way.close()
 
 
-def test_a_variable_that_is_never_updated_sparsely_is_only_read() -> None:
+def test_a_variable_without_sparse_updates_is_only_read() -> None:
     with tf.Graph().as_default() as graph:
         dense = tf1.get_variable("dense", [3], use_resource=True)
         tf1.train.AdamOptimizer().minimize(tf.reduce_sum(dense))

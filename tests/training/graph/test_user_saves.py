@@ -1,4 +1,4 @@
-"""The user's own saver.save beside the checkpoint service: nothing is forgotten, nothing waits for ever."""
+"""The user's own saver.save works beside the checkpoint service: nothing is forgotten and nothing waits forever."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def _wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.parametrize("ways_of_saving", ["slots", "staging"])
 @pytest.mark.parametrize("threads", [0, 3])
-def test_saves_of_the_users_and_of_the_service_are_all_listed_and_the_old_ones_deleted(
+def test_the_users_and_the_services_saves_are_all_listed_and_the_old_ones_are_deleted(
     tmp_path: Path, threads: int, ways_of_saving: str
 ) -> None:
     with tf.Graph().as_default():
@@ -83,7 +83,7 @@ def test_saves_of_the_users_and_of_the_service_are_all_listed_and_the_old_ones_d
             assert session.run(step) == max(int(name.rpartition("-")[2]) for name in _there(tmp_path))
 
 
-def test_a_turn_is_given_to_one_at_a_time_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_the_lock_goes_to_one_saver_at_a_time_and_nobody_waits_forever(tmp_path: Path) -> None:
     with hold_checkpoint_lock(tmp_path) as first, hold_checkpoint_lock(tmp_path, timeout_s=0.05) as second:
         assert first
         assert not second
@@ -114,7 +114,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
     assert _listed(tmp_path) == ["model.ckpt-0", "model.ckpt-1", "model.ckpt-2"]
 
 
-def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_neither_dropped_nor_deleted(
+def test_saves_before_the_first_durable_state_stay_and_another_savers_are_neither_dropped_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*stop")  # of the service: a slow disk

@@ -1,4 +1,4 @@
-"""The first snapshot costs what the others do: what it needs is there before the first step, or behind the first steps."""
+"""The first snapshot costs no more than later ones, because its set-up happens before or beside the first steps."""
 
 import threading
 import time

@@ -1,4 +1,6 @@
-"""procsv.keras.BackupAndRestore without `procsv launch`: what it keeps, what it leaves alone, and what it refuses."""
+"""procsv.keras.BackupAndRestore without `procsv launch` resumes fits, leaves other things alone and
+refuses what it cannot do.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:
 
 
 @pytest.mark.long
-def test_an_interrupted_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_an_interrupted_fit_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     wanted = digest(*fit(tmp_path / "alone"))
     interrupted(tmp_path / "run", 6)
     assert digest(*fit(tmp_path / "run")) == wanted
@@ -114,7 +116,7 @@ def test_the_backup_is_a_checkpoint_that_tensorflow_reads(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on(tmp_path: Path) -> None:
+def test_a_finished_fit_is_not_trained_again_and_one_with_more_epochs_continues(tmp_path: Path) -> None:
     wanted = digest(*fit(tmp_path / "run"))
     model, history = fit(tmp_path / "run", after=1)  # a single batch would raise
     assert digest(model, history) == wanted
@@ -124,7 +126,7 @@ def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on
 
 
 @pytest.mark.long
-def test_the_backups_of_a_fit_that_has_ended_are_deleted_as_keras_does(tmp_path: Path) -> None:
+def test_a_finished_fits_backups_are_deleted_as_keras_does(tmp_path: Path) -> None:
     fit(tmp_path / "run", delete_checkpoint=True)
     assert not (tmp_path / "run").exists()
     fit(tmp_path / "run", epochs=1)
@@ -133,7 +135,7 @@ def test_the_backups_of_a_fit_that_has_ended_are_deleted_as_keras_does(tmp_path:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["notes.txt", "procsv"]
 
 
-def test_a_fit_without_it_is_keras_own_and_one_with_false_is_off(tmp_path: Path) -> None:
+def test_a_fit_without_the_callback_is_keras_own_and_one_with_false_is_off(tmp_path: Path) -> None:
     fit(tmp_path / "run", save_freq=False)
     assert not (tmp_path / "run" / "checkpoint").exists()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -142,19 +144,19 @@ def test_a_fit_without_it_is_keras_own_and_one_with_false_is_off(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_without_its_place_in_the_data_an_epoch_begins_anew(tmp_path: Path) -> None:
+def test_without_its_position_in_the_data_an_epoch_starts_over(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 6)
     model, history = fit(tmp_path / "run", data="none")
     assert history.epoch == [0, 1, 2]
     assert int(np.asarray(model.optimizer.iterations)) == 6 - 1 + 8  # the batch that raised was not seen to its end
 
 
-def test_it_is_keras_own_callback(tmp_path: Path) -> None:
+def test_the_callback_is_a_subclass_of_keras_own(tmp_path: Path) -> None:
     assert isinstance(procsv.keras.BackupAndRestore(tmp_path), keras.callbacks.BackupAndRestore)
 
 
 @pytest.mark.long
-def test_a_fit_of_another_model_is_trained_from_its_beginning_and_the_change_is_named(
+def test_a_fit_of_another_model_starts_over_and_the_change_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     interrupted(tmp_path / "run", 6)
@@ -172,7 +174,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_does_not_fit_the_state_is_refused_and_nothing_is_overwritten(tmp_path: Path, change: str) -> None:
+def test_data_that_does_not_fit_the_state_is_refused_and_nothing_is_overwritten(tmp_path: Path, change: str) -> None:
     wanted = digest(*fit(tmp_path / "alone"))
     interrupted(tmp_path / "run", 6)
     options, said = CHANGES[change]
@@ -226,7 +228,9 @@ def test_a_distribution_strategy_is_refused_in_words(tmp_path: Path) -> None:
 
 
 # -- Keras' private names ----------------------------------------------------------------------------------------
-def test_a_keras_that_lacks_what_is_needed_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keras_that_lacks_a_needed_feature_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert private.missing == []
     monkeypatch.setattr(private, "missing", ["TFEpochIterator._enumerate_iterator"])
     with pytest.raises(UserError, match=r"lacks TFEpochIterator\._enumerate_iterator: use keras\.callbacks"):
@@ -234,7 +238,7 @@ def test_a_keras_that_lacks_what_is_needed_is_refused_in_words(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["CallbackList", "EpochIterator", "Trainer", "get_global_attribute", "eager_context"])
-def test_each_private_name_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_missing_private_name_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, name, None)
     assert private.find_missing()
 
@@ -267,7 +271,7 @@ except RuntimeError:
 
 
 @pytest.mark.long
-def test_a_fit_left_open_whose_directory_is_deleted_keeps_no_program_alive_and_no_memory(tmp_path: Path) -> None:
+def test_a_fit_left_open_whose_directory_is_deleted_keeps_neither_program_nor_memory_alive(tmp_path: Path) -> None:
     directory = tmp_path / "backup"
     begun_s = time.monotonic()
     done = subprocess.run(

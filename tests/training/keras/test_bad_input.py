@@ -1,4 +1,6 @@
-"""Data, models and files that do not fit the state that was saved: each is refused in a sentence that says what to do, and nothing is overwritten."""
+"""Data, models or files that do not fit the saved state are refused with a helpful sentence, and
+nothing is overwritten.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-# first data, data then, how the files are spoiled, options of fit, model, what is said
+# first data, later data, how the files are damaged, fit options, model, expected message
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, dict[str, Any], Any, str]] = {
     "shorter data": (lambda: of_unknown_size(4), lambda: of_unknown_size(1), None, {}, None, r"the data have 2 now: "),
     "a generator that goes on": (lambda: ONCE, lambda: ONCE, None, {"steps_per_epoch": 4}, None, "the data have . now: "),
@@ -136,7 +138,7 @@ def checkpoint_of(directory: Path, name: str, size: int = 1000) -> str:
     return str(tf.train.Checkpoint(v=tf.Variable(tf.ones(size))).write(str(directory / name)))
 
 
-def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
+def test_a_damaged_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-7")
     ended.keep_end("a1", 7, path)
     (tmp_path / "backup-7.data-00000-of-00001").unlink()  # retention
@@ -148,7 +150,9 @@ def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
     assert ended.find_end("a1") is None
 
 
-def test_the_ends_of_fits_take_the_room_of_a_few_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_ends_of_fits_take_the_space_of_a_few_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fit_start, "SMALL_BYTES", 0)
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
     removed = [ended.keep_end(f"a{number}", number, path) for number in range(8)]
@@ -181,7 +185,7 @@ def state_of(units: int, directory: Path) -> FitState:
     )
 
 
-def test_a_model_of_other_shapes_is_refused_by_the_names_of_its_variables_and_told_what_to_do(tmp_path: Path) -> None:
+def test_a_model_of_other_shapes_is_refused_with_its_variables_names_and_the_fix(tmp_path: Path) -> None:
     path = str(state_of(8, tmp_path).tracked.write(str(tmp_path / "backup-5")))
     same = state_of(8, tmp_path)
     same.restore(path)

@@ -1,4 +1,4 @@
-"""The variables of a fit that its first step would make."""
+"""A fit's variables are created before its first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.keras_kinds import OwnStep
 
 
 @pytest.mark.parametrize("is_eager", [False, True], ids=["traced", "run eagerly"])
-def test_a_step_of_the_programs_own_that_only_it_can_build_has_its_variables_made_and_is_not_made(
+def test_a_custom_step_that_alone_can_build_the_model_creates_its_variables_without_training(
     is_eager: bool,
 ) -> None:
     model = OwnStep()

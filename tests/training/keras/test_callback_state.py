@@ -1,4 +1,4 @@
-"""What of a callback is state, and what is configuration: without Keras."""
+"""A callback's state is told apart from its configuration, without Keras."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def restart(make: Callable[[], Any], train: Callable[[Any], None], make_again: C
     return second
 
 
-def test_what_the_fit_changes_comes_back_and_what_it_does_not_is_no_state() -> None:
+def test_what_the_fit_changes_comes_back_and_the_rest_is_not_state() -> None:
     callback = Callback(patience=10)
     baseline = begin(callback)
     callback.wait, callback.best = 2, np.float64(0.5)
@@ -110,7 +110,7 @@ def test_a_changed_setting_is_named_with_both_values() -> None:
     assert find_changed_settings(settings, begin(now).settings) == {"patience": "10 then, 30 now"}
 
 
-def test_where_the_program_begins_with_another_value_that_one_counts_and_is_named() -> None:
+def test_a_different_initial_value_in_the_program_wins_and_is_named() -> None:
     callback = Callback(rate=0.1)
     baseline = begin(callback)
     callback.rate = 0.05  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def test_the_state_is_the_same_over_many_restarts() -> None:
         assert (callback.wait, callback.seen) == (attempt + 1, list(range(attempt + 1)))  # type: ignore[attr-defined]
 
 
-def test_a_value_that_is_again_what_the_constructor_set_replaces_what_on_train_begin_sets() -> None:
+def test_a_value_that_returns_to_its_constructor_value_replaces_what_on_train_begin_sets() -> None:
     def train(callback: Any) -> None:
         callback.wait = 7
 
@@ -191,7 +191,7 @@ def test_a_standard_container_comes_back_with_its_type(make: Callable[[], Any], 
 
 
 @pytest.mark.parametrize("made", [random.Random, np.random.default_rng, np.random.RandomState])
-def test_a_random_generator_goes_on_where_it_was(made: Any) -> None:
+def test_a_random_generator_continues_at_its_position(made: Any) -> None:
     def draw(callback: Any) -> None:
         callback.random.random()
 
@@ -200,7 +200,7 @@ def test_a_random_generator_goes_on_where_it_was(made: Any) -> None:
     assert again.random.random() == alone.random()
 
 
-def test_fields_of_the_programs_own_objects_are_state_of_the_callback() -> None:
+def test_fields_of_the_programs_own_objects_are_part_of_the_callbacks_state() -> None:
     def train(callback: Any) -> None:
         callback.record.total, callback.mean.sum, callback.slots.total = 1.5, 2.5, 3.5
         callback.record.seen.append(4)
@@ -212,7 +212,7 @@ def test_fields_of_the_programs_own_objects_are_state_of_the_callback() -> None:
     assert (again.mean.sum, again.slots.total) == (2.5, 3.5)
 
 
-def test_a_list_that_the_program_holds_too_is_filled_and_not_replaced() -> None:
+def test_a_list_that_the_program_shares_is_filled_and_not_replaced() -> None:
     lists: list[list[int]] = []
 
     def make() -> Callback:
@@ -233,7 +233,7 @@ def test_a_constant_of_the_program_is_left_alone_where_the_fit_has_replaced_it()
     assert constant == [1, 2]
 
 
-def test_a_longer_deque_of_todays_program_keeps_its_length() -> None:
+def test_a_deque_that_todays_program_made_longer_keeps_its_length() -> None:
     again = restart(lambda: Callback(held=deque(maxlen=2)), add, lambda: Callback(held=deque(maxlen=9)))
     assert again.held == deque([1.5, 2.5], maxlen=9)
     assert again.held.maxlen == 9
@@ -252,7 +252,7 @@ class OfProcess(Callback):
         self.lock, self.all = threading.Lock(), {"pid": os.getpid(), "file": self.file}
 
 
-def test_what_the_constructor_and_on_train_begin_make_of_their_process_is_no_state(tmp_path: Path) -> None:
+def test_what_the_constructor_and_on_train_begin_derive_from_their_process_is_not_state(tmp_path: Path) -> None:
     callback = OfProcess(tmp_path)
     baseline = begin(callback)
     callback.wait = 1
@@ -279,7 +279,7 @@ def test_what_the_constructor_and_on_train_begin_make_of_their_process_is_no_sta
         (lambda directory: np.array([object()]), "object"),
     ],
 )
-def test_what_cannot_be_kept_is_named_with_its_reason(tmp_path: Path, make: Any, why: str) -> None:
+def test_what_cannot_be_kept_is_named_with_the_reason(tmp_path: Path, make: Any, why: str) -> None:
     callback = Callback(last=None)
     baseline = begin(callback)
     callback.last = make(tmp_path)  # type: ignore[attr-defined]
@@ -288,7 +288,7 @@ def test_what_cannot_be_kept_is_named_with_its_reason(tmp_path: Path, make: Any,
     assert why in unkept["last"]
 
 
-def test_a_relative_path_is_known_by_what_is_there_and_other_text_is_state(
+def test_a_relative_path_is_recognized_by_its_file_and_other_text_is_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -310,7 +310,7 @@ def test_a_counter_that_equals_the_process_id_is_state() -> None:
     assert save(baseline, callback)[0].keys() == {"steps"}
 
 
-def test_an_iterator_and_a_variable_are_named_because_they_change_by_themselves() -> None:
+def test_an_iterator_and_a_variable_are_named_because_they_change_on_their_own() -> None:
     class Variable:
         def assign(self, value: int) -> None: ...
 
@@ -320,7 +320,7 @@ def test_an_iterator_and_a_variable_are_named_because_they_change_by_themselves(
     assert save(begin(callback), callback)[1].keys() == {"count", "variable"}
 
 
-def test_a_container_within_itself_is_named_and_does_not_hang() -> None:
+def test_a_container_that_contains_itself_is_named_and_does_not_hang() -> None:
     callback = Callback(held=[])
     baseline = begin(callback)
     callback.held.append(callback.held)  # type: ignore[attr-defined]
@@ -328,7 +328,7 @@ def test_a_container_within_itself_is_named_and_does_not_hang() -> None:
 
 
 # -- several fits ------------------------------------------------------------------------------------------------
-def test_a_callback_of_a_second_fit_has_what_the_first_one_left_even_if_the_program_skips_that() -> None:
+def test_a_second_fits_callback_has_what_the_first_one_left_even_if_the_program_skips_the_first() -> None:
     callback = Callback(total=0, left=0, patience=3)
     baseline = begin(callback)
     vars(callback).update(total=5, left=9)
@@ -342,7 +342,7 @@ def test_a_callback_of_a_second_fit_has_what_the_first_one_left_even_if_the_prog
     assert (again.total, again.left) == (6, 9)  # type: ignore[attr-defined]
 
 
-def test_what_the_program_sets_between_two_fits_today_is_not_overwritten() -> None:
+def test_what_the_program_sets_today_between_two_fits_is_not_overwritten() -> None:
     def second_fit(patience: int) -> tuple[Callback, Baseline]:
         callback = Callback(patience=3)
         baseline = begin(callback)
@@ -360,7 +360,7 @@ def test_what_the_program_sets_between_two_fits_today_is_not_overwritten() -> No
     assert (again.patience, again.wait) == (30, 2)
 
 
-def test_a_fit_that_is_called_again_after_an_exception_goes_on_from_its_state() -> None:
+def test_a_fit_called_again_after_an_exception_continues_from_its_state() -> None:
     callback = Callback(total=0)
     baseline = begin(callback)
     vars(callback).update(total=5, wait=1)
@@ -374,7 +374,7 @@ def test_a_fit_that_is_called_again_after_an_exception_goes_on_from_its_state() 
     assert (callback.total, callback.wait) == (5, 1)  # type: ignore[attr-defined]
 
 
-def test_a_second_fit_that_is_called_again_has_what_the_first_one_left() -> None:
+def test_a_second_fit_called_again_has_what_the_first_one_left() -> None:
     callback = Callback(left=0)
     baseline = begin(callback)
     vars(callback).update(left=9)
@@ -391,7 +391,7 @@ def test_a_second_fit_that_is_called_again_has_what_the_first_one_left() -> None
     assert vars(callback)["left"] == 9
 
 
-def test_a_state_for_an_object_of_another_class_is_left_out_and_named() -> None:
+def test_a_state_for_an_object_of_another_class_is_dropped_and_named() -> None:
     callback = Callback(phase=Phase.WARM_UP, record=Record())
     baseline = begin(callback)
     vars(callback).update(phase=Phase.TRAIN)

@@ -1,4 +1,4 @@
-"""State of Keras' callbacks: what was read of one is what another one of its kind has when it is written."""
+"""The state read from one Keras callback is written into another of its kind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def begin(callback: Any) -> Any:
 
 
 def put_over(first: Any, second: Any) -> None:
-    """The state of `first` is that of `second` after a restart."""
+    """Give `second` the state of `first`, as a restart does."""
     write_callbacks([second], decode(encode({"callbacks": read_callbacks([first])}))["callbacks"])
 
 
 @pytest.mark.parametrize("mode", ["min", "max", "auto"])
 @pytest.mark.parametrize("min_delta", [0.5, 0.01])
-def test_early_stopping_decides_after_a_restore_as_it_would_have_without(mode: str, min_delta: float) -> None:
+def test_early_stopping_decides_after_a_restore_as_without_one(mode: str, min_delta: float) -> None:
     """Also where the program passes another `min_delta` now: it makes the one that it compares with of today's."""
 
     def made(min_delta: float) -> Any:
@@ -85,7 +85,7 @@ def test_a_callback_writes_where_todays_program_says(kind: str, tmp_path: Path) 
         callback.on_train_end()
 
 
-def test_the_best_model_so_far_is_none_where_todays_program_saves_and_no_model_is(tmp_path: Path) -> None:
+def test_there_is_no_best_model_so_far_if_todays_program_saves_where_no_model_is(tmp_path: Path) -> None:
     def best_after(file: str) -> Any:
         first, second = (
             begin(keras.callbacks.ModelCheckpoint(tmp_path / name, "loss", save_best_only=True))
@@ -103,7 +103,7 @@ def test_the_best_model_so_far_is_none_where_todays_program_saves_and_no_model_i
     assert best_after("moved/{epoch}.keras") == 0.5
 
 
-def test_what_a_callback_of_the_program_cannot_keep_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_programs_callback_cannot_keep_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     class Lazy(keras.callbacks.Callback):
         function: Any = None
 

@@ -1,4 +1,4 @@
-"""What two processes take for the same value, and what proves nothing."""
+"""Two processes agree on whether values are the same, or that nothing can be proved."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ OTHER: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("pair", SAME)
-def test_values_of_the_same_content_have_the_same_digest(pair: tuple[Any, Any]) -> None:
+def test_values_with_the_same_content_have_the_same_digest(pair: tuple[Any, Any]) -> None:
     assert digest_of(pair[0]) == digest_of(pair[1])
     assert digest_of(pair[0]) is not None
 
 
 @pytest.mark.parametrize("pair", OTHER)
-def test_values_of_other_content_have_another_digest(pair: tuple[Any, Any]) -> None:
+def test_values_with_other_content_have_another_digest(pair: tuple[Any, Any]) -> None:
     assert digest_of(pair[0]) != digest_of(pair[1])
 
 
@@ -102,13 +102,13 @@ def test_a_function_counts_with_the_globals_it_names(monkeypatch: pytest.MonkeyP
     assert digest_of(scaled) != before
 
 
-def test_what_hides_its_content_proves_nothing(tmp_path: Path) -> None:
+def test_a_value_that_hides_its_content_proves_nothing(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         for hidden in (file, (number for number in iter([3])), iter([1]), {"a": iter([1])}):
             assert digest_of(hidden) is None
 
 
-def test_of_a_large_array_evenly_spaced_rows_and_its_shape_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_large_array_evenly_spaced_rows_and_the_shape_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_digest, "ARRAY_BYTES_MAX", 1000)
     large = np.arange(50_000)
     assert digest_of(large) == digest_of(large.copy())
@@ -121,7 +121,7 @@ def test_more_values_than_can_be_walked_prove_nothing(monkeypatch: pytest.Monkey
     assert digest_of([[number] for number in range(20)]) is None
 
 
-def test_another_process_finds_the_same_digest() -> None:
+def test_another_process_computes_the_same_digest() -> None:
     text = (
         "import numpy as np; from procsv.training.keras.content_digest import ContentDigest; k, digest = 3, ContentDigest()\n"
         "for value in ({'a', 'b'}, np.arange(5), lambda v: v * k): digest.add_value(value)\n"

@@ -1,4 +1,6 @@
-"""A fit that is interrupted at any batch takes the batches of a fit that was not: each once, in its order, with its random layers."""
+"""A fit interrupted at any batch takes each batch once and in the order of an undisturbed fit,
+random layers included.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def test_every_batch_is_taken_once_in_the_order_of_an_undisturbed_fit(kind: str,
     assert fit(tmp_path / "run", data, shuffle, 0) == wanted
 
 
-def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
+def test_a_replay_reports_its_duration_and_each_batch_counts_as_progress(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(position, "TELL_AFTER_S", 0.0)
@@ -152,13 +154,13 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
     assert said.count("replaying") == 1
 
 
-def test_a_pipeline_keeps_its_counters_and_not_the_tables_that_it_reads() -> None:
+def test_a_pipeline_keeps_its_counters_but_not_the_tables_it_reads() -> None:
     counter, table = tf.Variable(0), tf.Variable(tf.zeros((1000, 8)))
     data = tf.data.Dataset.range(4).map(lambda n: (counter.assign_add(1), table[n]))
     assert [one is counter for one in captured_variables(data.batch(2))] == [True]
 
 
-def test_a_large_variable_that_a_pipeline_writes_to_is_named_once_as_not_kept(
+def test_a_large_variable_that_a_pipeline_writes_is_reported_once_as_not_kept(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     rows = {name: tf.Variable(tf.zeros((1000, 8)), name=name) for name in ("whole", "part", "called", "chosen", "read")}

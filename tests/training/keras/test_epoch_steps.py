@@ -1,4 +1,4 @@
-"""An epoch that is resumed gives Keras' fit what is left of the one that Keras' own iterator would have given."""
+"""A resumed epoch gives Keras' fit the rest of what Keras' own iterator would have given."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_keras(epochs: Epochs) -> Iterator[Any]:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("steps_per_epoch", "is_known"), [(None, True), (9, True), (None, False)])
-def test_what_is_left_of_an_epoch_is_what_keras_gives(steps_per_epoch: int | None, size: int, is_known: bool) -> None:
+def test_the_rest_of_an_epoch_is_what_keras_gives(steps_per_epoch: int | None, size: int, is_known: bool) -> None:
     whole, rest = epochs_of(steps_per_epoch, size, is_known), epochs_of(steps_per_epoch, size, is_known)
     count = 12 if steps_per_epoch is None else steps_per_epoch
     wanted = [step[:-1] for step in islice(by_keras(whole), count // size)]
@@ -48,7 +48,7 @@ def test_what_is_left_of_an_epoch_is_what_keras_gives(steps_per_epoch: int | Non
     assert left == wanted[2:]
 
 
-def test_a_step_is_what_this_keras_takes_apart() -> None:
+def test_a_step_is_divided_as_this_keras_does() -> None:
     theirs = next(by_keras(epochs_of(None, 3, True)))
     ours = make_step(0, 3, None)
     assert theirs[:-1] == ours[:-1]
@@ -59,7 +59,7 @@ def test_a_step_is_what_this_keras_takes_apart() -> None:
     [(True, True, 12, 3), (False, True, None, 6), (False, False, 12, 6), (False, False, None, 3)],
     ids=["3.11", "3.7", "3.3", "3.3, unknown size"],
 )
-def test_the_batch_that_keras_tells_at_the_end_of_a_call_is_understood(
+def test_the_batch_that_keras_reports_at_the_end_of_a_call_is_understood(
     has_last: bool, keeps: bool, num_batches: int | None, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keras_epochs, "HAS_LAST_BATCH", has_last)
@@ -68,7 +68,7 @@ def test_the_batch_that_keras_tells_at_the_end_of_a_call_is_understood(
     assert epochs.last_batch_of(3) == last
 
 
-def test_a_keras_that_goes_through_an_epoch_in_another_way_is_told_from_those_that_are_known(
+def test_a_keras_that_iterates_an_epoch_differently_is_recognized_as_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert private.ENUMERATES

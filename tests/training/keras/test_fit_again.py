@@ -1,4 +1,4 @@
-"""A fit that an exception has ended, and that the same program calls again: it goes on, as with Keras' own callback."""
+"""A fit that the same program calls again after an exception continues, as with Keras' own callback."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def callback(directory: Path, **options: Any) -> Any:
 
 @pytest.mark.long
 @pytest.mark.parametrize("raises", [{"batches": 6}, {"epochs": 2}], ids=["in an epoch", "at its end"])
-def test_a_fit_that_is_called_again_after_an_exception_ends_as_one_that_never_raised(
+def test_a_fit_called_again_after_an_exception_ends_as_one_that_never_raised(
     raises: dict[str, int], tmp_path: Path
 ) -> None:
     model = new_model()
@@ -88,7 +88,7 @@ def test_a_fit_that_is_called_again_after_an_exception_ends_as_one_that_never_ra
 
 
 @pytest.mark.long
-def test_it_goes_on_with_the_same_callback_another_number_of_epochs_and_a_new_model_too(tmp_path: Path) -> None:
+def test_a_fit_continues_with_the_same_callback_another_number_of_epochs_and_a_new_model(tmp_path: Path) -> None:
     model = new_model()
     wanted = digest(model, fit(model, callback(tmp_path / "alone"), epochs=4))
     ours, model = callback(tmp_path / "run"), new_model()
@@ -100,7 +100,7 @@ def test_it_goes_on_with_the_same_callback_another_number_of_epochs_and_a_new_mo
 
 
 @pytest.mark.long
-def test_the_counters_of_keras_callback_are_those_of_keras(tmp_path: Path) -> None:
+def test_the_counters_of_keras_callback_match_keras(tmp_path: Path) -> None:
     ours, model = callback(tmp_path / "run"), new_model()
     with pytest.raises(Raised):
         fit(model, ours, Raise(6))
@@ -114,7 +114,7 @@ def test_the_counters_of_keras_callback_are_those_of_keras(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 8}, {"units": 9}], ids=["batches", "model"])
-def test_another_fit_in_the_directory_of_one_that_raised_begins_anew(
+def test_another_fit_in_the_directory_of_one_that_raised_starts_over(
     change: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Raised):
@@ -126,14 +126,14 @@ def test_another_fit_in_the_directory_of_one_that_raised_begins_anew(
     assert "exception has ended" in caplog.text
 
 
-def test_a_fit_that_has_ended_is_not_called_again_by_the_next_one(tmp_path: Path) -> None:
+def test_a_finished_fit_is_not_continued_by_the_next_one(tmp_path: Path) -> None:
     model = new_model()
     fit(model, callback(tmp_path / "run"))
     fit(model, callback(tmp_path / "run"))
     assert int(np.asarray(model.optimizer.iterations)) == 24
 
 
-def test_of_millions_of_fits_of_a_process_the_newest_starts_are_known() -> None:
+def test_of_a_processs_millions_of_fits_the_newest_starts_are_known() -> None:
     series = Series()
     keys = []
     for start in ("a", "a", *map(str, range(BEGUN_MAX - 1)), "a", "new", "0"):

@@ -1,4 +1,4 @@
-"""Which fit of a program a fit is, after the program was started again: skipped only if it is that one for certain."""
+"""A restarted program recognizes each fit, and skips one only if it is certainly the same."""
 
 from __future__ import annotations
 
@@ -112,29 +112,27 @@ BASE: dict[str, Callable[[], FitIdentity]] = {
 
 
 @pytest.mark.parametrize("said", OTHER)
-def test_each_thing_that_makes_a_fit_tells_it_from_another_one(said: str) -> None:
+def test_everything_that_defines_a_fit_tells_it_apart_from_another(said: str) -> None:
     before, now = BASE.get(said, identity)(), OTHER[said]()
     assert before.key == BASE.get(said, identity)().key
     assert now.key != before.key
     assert said.strip().replace("\\", "") in find_difference(before.settings, now.settings)
 
 
-def test_an_unbuilt_model_is_known_by_the_seeds_of_its_initializers() -> None:
+def test_an_unbuilt_model_is_identified_by_its_initializers_seeds() -> None:
     first = identity(dense_model(is_built=False))
     assert first.key == identity(dense_model(is_built=False)).key
     assert first.key != identity(dense_model(is_built=False, seed=2)).key
     assert first.is_proof
 
 
-def test_names_that_keras_counts_up_in_a_process_do_not_count() -> None:
+def test_names_that_keras_numbers_within_a_process_do_not_count() -> None:
     first = identity()
     dense_model()
     assert identity(dense_model()).key == first.key
 
 
-def test_what_belongs_to_a_process_does_not_count_in_a_callback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_specific_values_in_a_callback_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = list[str]()
     for pid, every in ((4321, 1), (4322, 1), (4322, 4322)):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
@@ -154,7 +152,7 @@ DATA: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_data_that_differ_in_their_middle_are_other_data(kind: str) -> None:
+def test_data_that_differ_in_the_middle_are_other_data(kind: str) -> None:
     make = DATA[kind]
     first = identity(x=make(X), y=None)
     assert first.is_proof
@@ -166,7 +164,7 @@ def test_a_constant_of_a_dataset_function_counts() -> None:
     assert identity(x=of_slices(X, 2.0)).key != identity(x=of_slices(X, 3.0)).key
 
 
-def test_looking_at_the_data_takes_nothing_of_them() -> None:
+def test_inspecting_the_data_consumes_none_of_it() -> None:
     generator = rows_of(X)
     next(generator)
     data = of_slices(X)
@@ -221,7 +219,7 @@ ROWS: list[tuple[str, Recorded | None, FitIdentity, int, bool, Decision]] = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_a_fit_is_skipped_only_if_it_is_that_one_for_certain(
+def test_a_fit_is_skipped_only_if_it_is_certainly_the_same_one(
     row: tuple[str, Recorded | None, FitIdentity, int, bool, Decision],
 ) -> None:
     _, before, mine, number, is_again, wanted = row

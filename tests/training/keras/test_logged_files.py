@@ -1,4 +1,4 @@
-"""What CSVLogger and TensorBoard write over a restart: every row and every point once, in one place."""
+"""CSVLogger and TensorBoard write every row and point once, in one place, across restarts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def points(directory: Path) -> list[tuple[str, str, int, Any]]:
 
 
 @pytest.mark.long
-def test_rows_and_points_are_there_once_after_restarts_also_of_a_run_that_is_moved(tmp_path: Path) -> None:
+def test_rows_and_points_exist_once_after_restarts_even_of_a_moved_run(tmp_path: Path) -> None:
     alone, run = tmp_path / "alone", tmp_path / "run"
     for directory in (alone, run):
         directory.mkdir()
@@ -107,7 +107,7 @@ def test_rows_and_points_are_there_once_after_restarts_also_of_a_run_that_is_mov
 
 
 @pytest.mark.long
-def test_a_copied_run_leaves_the_files_of_the_original_alone(tmp_path: Path) -> None:
+def test_a_copied_run_leaves_the_originals_files_alone(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
     fit(original, 6)
@@ -121,7 +121,7 @@ def test_a_copied_run_leaves_the_files_of_the_original_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_program_that_names_another_directory_goes_on_there_with_the_model_and_later_points(tmp_path: Path) -> None:
+def test_a_program_that_names_another_directory_continues_there_with_the_model_and_later_points(tmp_path: Path) -> None:
     fit(tmp_path, 6, board="board-1")
     before = sorted(points(tmp_path / "board-1"))
     fit(tmp_path, board="board-2")
@@ -131,7 +131,7 @@ def test_a_program_that_names_another_directory_goes_on_there_with_the_model_and
     assert {step for where, tag, step, _ in later if tag == "epoch_loss"} == {1, 2, 3}
 
 
-def test_rows_are_added_to_a_csv_file_of_another_content(tmp_path: Path) -> None:
+def test_rows_are_appended_to_a_csv_file_with_other_contents(tmp_path: Path) -> None:
     fit(tmp_path, 10)
     (tmp_path / "log.csv").write_text("epoch,loss,val_loss\n" + 30 * "0,1.0,1.0\n")
     fit(tmp_path)
@@ -140,7 +140,7 @@ def test_rows_are_added_to_a_csv_file_of_another_content(tmp_path: Path) -> None
     assert [line[0] for line in lines[31:]] == ["2", "3"]
 
 
-def test_event_files_of_a_start_that_left_no_state_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_event_files_of_a_start_that_left_no_state_are_removed_and_others_stay(tmp_path: Path) -> None:
     board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
     board.set_model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     train = tmp_path / "train"
@@ -161,7 +161,7 @@ def test_event_files_of_a_start_that_left_no_state_are_removed_and_those_of_othe
     assert [(tag, step) for _, tag, step, _ in points(tmp_path)] == [("of the program", 1)]
 
 
-def test_a_fit_that_begins_anew_empties_its_rows_and_one_that_appends_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_fit_that_starts_over_empties_its_rows_and_one_that_appends_keeps_the_old_ones(tmp_path: Path) -> None:
     for append in (False, True):
         directory = tmp_path / str(append)
         directory.mkdir()

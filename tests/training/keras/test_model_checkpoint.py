@@ -1,4 +1,4 @@
-"""procsv.keras.ModelCheckpoint beside Keras' own, in one fit: the files are the same, byte for byte."""
+"""procsv.keras.ModelCheckpoint writes the same files as Keras' own in the same fit, byte for byte."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def assert_same(directory: Path, epoch: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("build", [dense, functional, embedding, mixed, Subclassed, own_saving])
-def test_the_files_are_those_that_keras_would_write(
+def test_the_files_are_the_ones_that_keras_would_write(
     build: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keras.backend.clear_session()
@@ -138,7 +138,7 @@ def test_the_files_are_those_that_keras_would_write(
     assert not list(tmp_path.glob(".procsv-*"))
 
 
-def test_a_fit_that_nobody_looks_after_has_its_files_written_by_keras_whole_or_not_at_all(
+def test_keras_writes_the_files_of_an_unsupervised_fit_whole_or_not_at_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = dense()
@@ -159,7 +159,7 @@ def test_a_path_that_is_a_directory_is_refused_in_words(tmp_path: Path) -> None:
         model.fit(X, Y, verbose=0, callbacks=[procsv.keras.ModelCheckpoint(tmp_path / "model.keras")])
 
 
-def test_batches_and_the_best_are_counted_as_keras_does(tmp_path: Path) -> None:
+def test_batches_and_the_best_value_are_counted_as_keras_does(tmp_path: Path) -> None:
     model = dense()
     model.compile("sgd", "mse", jit_compile=False)
     kinds = {"ours": procsv.keras.ModelCheckpoint, "theirs": keras.callbacks.ModelCheckpoint}
@@ -194,7 +194,7 @@ class Reads(keras.callbacks.Callback):
         self.compare()
 
 
-def test_a_callback_that_follows_finds_the_file_of_this_epoch(tmp_path: Path) -> None:
+def test_a_later_callback_finds_the_file_of_this_epoch(tmp_path: Path) -> None:
     keras.utils.set_random_seed(2)
     layers = [keras.Input((6,)), keras.layers.Dense(1000), keras.layers.Dense(2000), keras.layers.Dense(1)]
     model = keras.Sequential(layers)

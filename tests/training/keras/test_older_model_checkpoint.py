@@ -1,4 +1,4 @@
-"""procsv.keras.ModelCheckpoint with a Keras whose saving procsv does not know: it saves as that does, and says so."""
+"""procsv.keras.ModelCheckpoint with an unknown Keras saves as that one does and says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 
 
-def test_keras_own_callback_saves_where_its_saving_is_not_known(
+def test_keras_own_callback_saves_when_its_way_of_saving_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model_checkpoint, "decides_apart", False)

@@ -1,4 +1,4 @@
-"""Random operations whose count no snapshot holds are found in a training function, wherever they are, and named once."""
+"""Random ops with a count that no snapshot holds are found in a training function and named once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def seeded() -> Any:
 @pytest.mark.parametrize(
     "how", [{"jit_compile": False}, {"jit_compile": False, "steps_per_execution": 2}, {"jit_compile": True}]
 )
-def test_they_are_found_by_kind_and_layer_and_nothing_else_is(how: dict[str, Any]) -> None:
+def test_random_ops_are_found_by_kind_and_layer_and_nothing_else_is(how: dict[str, Any]) -> None:
     noisy = keras.Sequential([keras.Input((4,)), Noisy(name="my_noise"), keras.layers.Dense(1)])
     wanted = {noisy: "RandomStandardNormal in .*my_noise", Branching(): "RandomUniform", seeded(): None}
     for model, pattern in wanted.items():
@@ -62,7 +62,7 @@ def test_they_are_found_by_kind_and_layer_and_nothing_else_is(how: dict[str, Any
             assert re.match(pattern, found[0]), found
 
 
-def test_a_fit_names_them_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fit_names_its_random_ops_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = keras.Sequential([keras.Input((4,)), Noisy(name="told_once"), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     with caplog.at_level(logging.WARNING, "procsv"):

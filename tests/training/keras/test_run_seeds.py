@@ -1,4 +1,6 @@
-"""Seeds that Keras draws for layers without one: the same in each attempt of a run, unless the program seeds `random` itself."""
+"""Keras draws the same seeds for unseeded layers in each attempt of a run, unless the program seeds
+`random` itself.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,19 @@ def draw(seeds: Any) -> list[int]:
     return [seeds.randint(1, 10**9) for _ in range(5)]
 
 
-def test_attempts_of_a_run_draw_the_same_seeds_and_other_runs_others() -> None:
+def test_attempts_of_a_run_draw_the_same_seeds_and_other_runs_draw_others() -> None:
     assert draw(attempt()) == draw(attempt())
     assert draw(attempt()) != draw(attempt("another run"))
 
 
-def test_a_program_that_draws_from_random_without_a_seed_gets_the_same_seeds() -> None:
+def test_a_program_that_draws_from_unseeded_random_gets_the_same_seeds() -> None:
     wanted, seeds = draw(attempt()), attempt()
     random.random()
     assert draw(seeds) == wanted
 
 
 @pytest.mark.parametrize("when", ["before the first layer", "after it"])
-def test_a_program_that_seeds_random_gets_what_keras_gives_it(when: str) -> None:
+def test_a_program_that_seeds_random_gets_what_keras_gives(when: str) -> None:
     random.seed(3)
     wanted = draw(random)
     seeds = attempt()
@@ -59,7 +61,7 @@ def test_outside_of_a_run_keras_draws_from_random() -> None:
     assert draw(RunSeeds()) == wanted
 
 
-def test_a_restored_attempt_draws_what_an_undisturbed_one_would() -> None:
+def test_a_restored_attempt_draws_what_an_undisturbed_one_draws() -> None:
     seeds = attempt()
     draw(seeds)
     state, of_random = seeds.read_seeds(), random.getstate()

@@ -1,4 +1,4 @@
-"""What becomes of `model.stop_training`: whoever decided to stop decides again, and nobody else's request is state."""
+"""After a restart, whoever set `model.stop_training` decides again. Other requests to stop are not state."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def fit(
 
 
 @pytest.mark.long
-def test_a_callback_that_stops_at_one_batch_alone_stops_there_after_a_crash_too(tmp_path: Path) -> None:
+def test_a_callback_that_stops_at_one_batch_only_stops_there_after_a_crash_too(tmp_path: Path) -> None:
     wanted = fit(tmp_path / "alone", StopAtBatch(6))
     assert len(wanted[0]) == 2
     assert fit(tmp_path / "run", StopAtBatch(6), fails=lambda epoch, batch: (epoch, batch) == (1, BATCHES)) == ([], [])
@@ -133,7 +133,7 @@ def test_early_stopping_has_ended_its_fit_and_another_launch_does_not_train_on(t
 
 
 @pytest.mark.long
-def test_a_stop_that_nobody_explains_is_no_end_for_another_launch(tmp_path: Path) -> None:
+def test_an_unexplained_stop_does_not_end_the_fit_for_another_launch(tmp_path: Path) -> None:
     wanted = fit(tmp_path / "alone")
     assert fit(tmp_path / "run", StopAtEpoch(2))[0] == wanted[0][:3]
     assert fit(tmp_path / "run", StopAtEpoch(2)) == wanted
@@ -150,14 +150,14 @@ def test_a_stop_that_nobody_explains_is_no_end_for_another_launch(tmp_path: Path
         ({"stop": "run", "launch": 1.0}, 1.0, False),
     ],
 )
-def test_only_the_launch_that_saw_it_takes_an_unexplained_stop_for_the_end(
+def test_only_the_launch_that_saw_an_unexplained_stop_takes_it_for_the_end(
     place: dict[str, Any], launch_s: float, wanted: bool
 ) -> None:
     assert has_ended(place, launch_s) is wanted
 
 
 @pytest.mark.long
-def test_a_fit_with_more_epochs_begins_the_next_one_on_the_state_that_was_put_back(tmp_path: Path) -> None:
+def test_a_fit_with_more_epochs_starts_the_next_one_from_the_restored_state(tmp_path: Path) -> None:
     def rate() -> Any:
         return keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (1 + epoch))
 

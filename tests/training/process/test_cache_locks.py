@@ -1,4 +1,4 @@
-"""The lock of a dataset's file cache: the one that a killed attempt has left is removed, and no other."""
+"""The lock that a killed attempt left on a dataset's file cache is removed, and no other lock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_next_attempt_removes_the_lock_of_a_killed_one(tmp_path: Path, capfd
 
 
 @pytest.mark.parametrize("is_noted", [False, True])
-def test_a_lock_that_is_not_certainly_a_killed_attempts_is_left_alone_and_named(
+def test_a_lock_that_may_not_be_a_killed_attempts_is_left_alone_and_named(
     is_noted: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = CacheLocks(tmp_path / "notes")
@@ -53,7 +53,7 @@ def test_a_lock_that_is_not_certainly_a_killed_attempts_is_left_alone_and_named(
     writer.die()
 
 
-def test_a_lock_of_this_attempt_and_those_of_other_caches_are_no_news(
+def test_this_attempts_lock_and_other_caches_locks_are_not_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     locks, writer, other = CacheLocks(tmp_path / "notes"), None, Writer(tmp_path, "cache2")
@@ -68,7 +68,7 @@ def test_a_lock_of_this_attempt_and_those_of_other_caches_are_no_news(
     other.die()
 
 
-def test_an_attempt_that_dies_before_it_writes_leaves_the_note_of_the_one_before(tmp_path: Path) -> None:
+def test_an_attempt_that_dies_before_it_writes_leaves_the_previous_note(tmp_path: Path) -> None:
     first = CacheLocks(tmp_path / "notes")
     first.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)

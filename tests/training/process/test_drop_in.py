@@ -1,4 +1,4 @@
-"""Programs that know nothing of procsv, run with its classes in the place of TensorFlow's."""
+"""Programs that know nothing of procsv run with its classes instead of TensorFlow's."""
 
 import subprocess
 import sys
@@ -92,7 +92,7 @@ assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore i
         ("after", "tensorflow"),  # all of them are imported by then
     ],
 )
-def test_a_program_finds_ours_wherever_it_looks_and_uninstall_puts_theirs_back(
+def test_a_program_finds_our_classes_wherever_it_looks_and_uninstall_restores_tensorflows(
     when: str, imported: str, tmp_path: Path
 ) -> None:
     lines = {"before": "", "after": ""}
@@ -137,14 +137,14 @@ assert tf.compat.v1.train.CheckpointSaverHook is not procsv.CheckpointSaverHook
 
 
 @pytest.mark.long
-def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back(tmp_path: Path) -> None:
+def test_the_monitored_sessions_names_are_replaced_everywhere_and_restored(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(MONITORED)
     done = python(program)
     assert done.returncode == 0, done.stderr
 
 
-def test_keras_on_another_backend_is_left_alone_which_is_said_once(
+def test_keras_on_another_backend_is_left_alone_with_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = keras.callbacks.BackupAndRestore
@@ -158,7 +158,7 @@ def test_keras_on_another_backend_is_left_alone_which_is_said_once(
         procsv.uninstall()
 
 
-def test_install_can_be_undone_and_done_again() -> None:
+def test_install_can_be_undone_and_repeated() -> None:
     theirs = tf1.train.Supervisor
     for _ in range(2):
         procsv.install()
@@ -169,7 +169,7 @@ def test_install_can_be_undone_and_done_again() -> None:
         assert tf1.train.Supervisor is theirs
 
 
-def test_a_derived_class_of_the_program_is_one_of_ours() -> None:
+def test_a_class_that_the_program_derives_is_one_of_ours() -> None:
     procsv.install()
     try:
 
@@ -184,7 +184,7 @@ def test_a_derived_class_of_the_program_is_one_of_ours() -> None:
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_an_unchanged_program_with_a_library_of_loops_survives_kills_under_launch(tmp_path: Path) -> None:
+def test_an_unchanged_program_with_a_training_loop_library_survives_kills_under_launch(tmp_path: Path) -> None:
     program, logdir = tmp_path / "train.py", tmp_path / "logdir"
     program.write_text(PROGRAM)
     (tmp_path / "loops.py").write_text(LIBRARY)

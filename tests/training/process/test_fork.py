@@ -1,4 +1,6 @@
-"""Forks of a process that has imported, each tried in a process of its own: what forbids one, and whose child it is."""
+"""Threads and children decide whether a process with imports may be forked, and the fork's parent
+hears how it ends.
+"""
 
 from __future__ import annotations
 
@@ -80,24 +82,24 @@ def said_by(code: str, *args: str, **env: str) -> list[str]:
     ],
     ids=["imports alone", "a thread of Python's", "threads of a library's", "a child"],
 )
-def test_threads_and_children_that_imports_have_started_forbid_a_fork_and_those_of_openblas_do_not(
+def test_threads_and_children_started_by_imports_forbid_a_fork_and_openblas_threads_do_not(
     meanwhile: str, why: str
 ) -> None:
     last = "import os; print(why_no_fork(threads), flush=True); os._exit(0)"
     assert said_by(f"{IMPORTED}\n{meanwhile}\n{last}") == [why]
 
 
-def test_a_fork_is_the_child_of_the_subreaper_above_which_hears_how_it_ends() -> None:
+def test_a_fork_becomes_the_child_of_the_subreaper_above_which_learns_how_it_ends() -> None:
     pid, code = said_by(WATCHDOG, FORKING.format(begin="pass"))
     assert pid.isdigit()
     assert code == "42"
 
 
-def test_a_fork_that_dies_before_it_has_begun_is_told_of() -> None:
+def test_a_fork_that_dies_before_it_has_started_is_reported() -> None:
     assert said_by(WATCHDOG, FORKING.format(begin="os._exit(1)")) == [Naming("fork ended")]
 
 
-def test_a_module_whose_file_is_another_now_or_gone_has_changed_and_one_in_an_archive_has_not(tmp_path: Path) -> None:
+def test_a_module_with_a_changed_or_missing_file_has_changed_and_one_in_an_archive_has_not(tmp_path: Path) -> None:
     for name in ("same", "other", "gone"):
         (tmp_path / f"{name}.py").write_text("")
         os.utime(tmp_path / f"{name}.py", (1.0, 1.0))

@@ -1,4 +1,4 @@
-"""What a process has imported: each module is looked at once, and what is found does not depend on when."""
+"""The list of what a process has imported is complete and does not depend on when it is taken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def module(name: str, file: Path) -> ModuleType:
 
 
 def some_modules(place: Path) -> Modules:
-    """Installed ones, the program's own, and those of a program that is installed."""
+    """Make installed modules, the program's own, and modules of an installed program."""
     for name in ("train", "helper", "late"):
         (place / f"{name}.py").touch()
     files = {
@@ -41,7 +41,9 @@ def some_modules(place: Path) -> Modules:
 
 @pytest.mark.parametrize("cut", range(7))
 @pytest.mark.parametrize("program", ["train", "msgspec"])
-def test_it_is_the_same_whether_they_are_looked_at_once_or_as_they_come(tmp_path: Path, cut: int, program: str) -> None:
+def test_the_list_is_the_same_whether_modules_are_seen_at_once_or_one_by_one(
+    tmp_path: Path, cut: int, program: str
+) -> None:
     everything = some_modules(tmp_path)
     names = [*everything]
     growing = Modules((name, everything[name]) for name in names[:cut])
@@ -59,7 +61,7 @@ def test_it_is_the_same_whether_they_are_looked_at_once_or_as_they_come(tmp_path
     assert set(at_once.names(program)[1]) == {"helper", "late", *({program} if more else ())}
 
 
-def test_one_that_is_gone_is_not_listed_and_those_after_it_are(tmp_path: Path) -> None:
+def test_a_module_that_is_gone_is_not_listed_and_later_ones_are(tmp_path: Path) -> None:
     modules = some_modules(tmp_path)
     imported = Imported(modules)
     imported.note_modules()
@@ -80,13 +82,13 @@ class _Growing(Modules):
         yield next(names)
 
 
-def test_a_thread_that_imports_meanwhile_hides_nothing(tmp_path: Path) -> None:
+def test_a_thread_that_imports_at_the_same_time_hides_nothing(tmp_path: Path) -> None:
     imported = Imported(_Growing(some_modules(tmp_path)))
     imported.note_modules()
     assert imported.names("")[0] == ["json", "msgspec", "msgspec.json"]
 
 
-def test_a_fork_looks_only_at_what_it_has_imported_itself() -> None:
+def test_a_fork_examines_only_its_own_imports() -> None:
     lines = said_by("""
 import os
 from procsv.training.process import imported
@@ -106,7 +108,7 @@ print(looks, "msgspec" in names, "colorsys" in names)
     assert lines == ["['colorsys'] True True"]
 
 
-def test_a_file_that_is_changed_after_it_was_read_counts_as_it_was(tmp_path: Path) -> None:
+def test_a_file_changed_after_it_was_read_counts_as_it_was(tmp_path: Path) -> None:
     imported = Imported(some_modules(tmp_path))
     main, helper = tmp_path / "train.py", tmp_path / "helper.py"
     imported.note_file(str(main))  # it is about to run
@@ -120,7 +122,7 @@ def test_a_file_that_is_changed_after_it_was_read_counts_as_it_was(tmp_path: Pat
     assert files[str(main)].size == 0
 
 
-def test_neither_procsv_nor_what_tensorflow_generates_nor_a_second_name_of_the_main_module_is_the_programs_own(
+def test_procsv_tensorflows_generated_code_and_a_second_name_of_main_are_not_the_programs_own(
     tmp_path: Path,
 ) -> None:
     modules = some_modules(tmp_path)

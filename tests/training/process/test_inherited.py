@@ -1,4 +1,4 @@
-"""What a fork had imported before it was one is left alone at its end, each tried in a process of its own."""
+"""A fork does not tear down what was imported before the fork."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def said(tmp_path: Path, forks: bool, last: str = "") -> list[str]:
     return sorted(lines[1:])
 
 
-def test_the_modules_of_a_fork_are_taken_down_but_for_those_that_it_was_forked_with(tmp_path: Path) -> None:
+def test_a_forks_own_modules_are_torn_down_and_the_inherited_ones_are_not(tmp_path: Path) -> None:
     assert said(tmp_path, forks=True) == ["__main__ is taken down", "after is taken down"]
 
 
-def test_what_is_no_fork_is_taken_down_whole(tmp_path: Path) -> None:
+def test_a_process_that_is_not_a_fork_is_torn_down_whole(tmp_path: Path) -> None:
     assert said(tmp_path, forks=False) == ["__main__ is taken down", "after is taken down", "before is taken down"]
 
 
@@ -59,5 +59,5 @@ def test_what_is_no_fork_is_taken_down_whole(tmp_path: Path) -> None:
     ["import json; sys.exit(0)", "import types; sys.modules['before'] = types.SimpleNamespace(__name__='before')"],
     ids=["an import late", "another one"],
 )
-def test_a_program_that_has_changed_its_modules_ends_as_well(tmp_path: Path, last: str) -> None:
+def test_a_program_that_has_changed_its_modules_exits_too(tmp_path: Path, last: str) -> None:
     assert said(tmp_path, forks=True, last=last) == ["__main__ is taken down", "after is taken down"]

@@ -1,4 +1,4 @@
-"""A program that prints for months: its log is rotated, and nothing that it has printed is lost to whoever reads along."""
+"""The log of a program that prints for months is rotated, and readers that follow it miss nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCE = """
 """
 
 
-def test_a_log_beyond_its_limit_becomes_the_older_one_and_everything_is_written_on_to_a_new_one(tmp_path: Path) -> None:
+def test_a_log_beyond_its_limit_becomes_the_older_part_and_output_continues_in_a_new_one(tmp_path: Path) -> None:
     log = tmp_path / "trainer.1.log"
     with running(SOURCE, log) as program:
         program.wait_said("printed")  # on the standard output, which is none of the log, and stays what it was
@@ -65,7 +65,7 @@ DELETED = """
 """
 
 
-def test_a_log_that_was_deleted_with_its_directory_goes_on_once_that_is_made_again(tmp_path: Path) -> None:
+def test_a_log_deleted_with_its_directory_continues_once_that_is_recreated(tmp_path: Path) -> None:
     log = tmp_path / "procsv" / "logs" / "trainer.1.log"
     with running(DELETED, log) as program:
         program.wait_said("printed")
@@ -89,7 +89,7 @@ STALE = """
 """
 
 
-def test_what_native_libraries_print_goes_on_in_a_log_that_was_stale_and_its_reader_follows(
+def test_native_output_continues_in_a_log_that_was_stale_and_its_reader_follows(
     stale_files: StaleMount,
 ) -> None:
     log = stale_files.directory / "trainer.1.log"
@@ -104,7 +104,7 @@ def test_what_native_libraries_print_goes_on_in_a_log_that_was_stale_and_its_rea
     reader.close()
 
 
-def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
+def test_a_reader_follows_from_the_old_part_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one ")
     clock = FakeClock()
@@ -138,7 +138,7 @@ def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp
         LogFollower(log, with_older=True)
 
 
-def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:
+def test_an_older_part_is_removed_with_its_log(tmp_path: Path) -> None:
     for number in range(LOGS_KEPT_MAX + 1):
         (tmp_path / f"trainer.{number}.log").touch()
         (tmp_path / f"trainer.{number}.log.1").touch()
@@ -154,7 +154,7 @@ def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_keeps_its_log_within_the_limit_and_shows_all_of_it_where_it_is_read_along(tmp_path: Path) -> None:
+def test_a_run_keeps_its_log_within_the_limit_and_a_follower_sees_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "talks.py").write_text(
         "import itertools, os, sys, threading\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Programs that delete their directory at the start, which is the run's logdir."""
+"""Programs may delete their directory at the start although it is the run's logdir."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ BUSY = """
 
 
 @pytest.mark.long
-def test_files_that_come_and_go_meanwhile_disturb_no_deletion(tmp_path: Path) -> None:
+def test_files_that_appear_and_disappear_meanwhile_do_not_disturb_a_deletion(tmp_path: Path) -> None:
     with running(BUSY, tmp_path / "logdir", "watched") as program:
         program.wait_said("deleted")
         assert program.wait() == 0
 
 
-def test_what_cannot_be_deleted_for_another_reason_is_the_error_that_it_was(
+def test_a_deletion_that_fails_for_another_reason_raises_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logdir, counts = tmp_path / "logdir", list[int]()
@@ -94,7 +94,7 @@ with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_s
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_memory_and_leaves_a_whole_record(
+def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_memory_and_keeps_a_whole_record(
     tmp_path: Path,
 ) -> None:
     logdir, program = tmp_path / "logdir", tmp_path / "train.py"

@@ -1,4 +1,4 @@
-"""The memory of a step: kept for the next one, unless the user has a word with malloc."""
+"""A step's memory is kept for the next one, unless the user configures malloc."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(how: str, where: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(("where", "few"), [("itself", 100), ("threads", 1000)])
-def test_a_step_uses_the_memory_of_the_one_before(where: str, few: int) -> None:
+def test_a_step_reuses_the_previous_ones_memory(where: str, few: int) -> None:
     said, faults = train("keep", where)
     assert said == "True"
     assert faults < few
@@ -67,5 +67,5 @@ def test_a_step_uses_the_memory_of_the_one_before(where: str, few: int) -> None:
 
 
 @pytest.mark.parametrize("environment", OWN, ids=[*(next(iter(own)) for own in OWN)])
-def test_whoever_has_a_word_with_malloc_himself_keeps_it(environment: dict[str, str]) -> None:
+def test_a_users_own_malloc_settings_are_kept(environment: dict[str, str]) -> None:
     assert keep_memory(environment) is False

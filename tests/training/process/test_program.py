@@ -1,4 +1,4 @@
-"""A program sees under procsv what `python TARGET ARGS…` would give it."""
+"""Under procsv a program sees what `python TARGET ARGS…` gives it."""
 
 import json
 import os
@@ -74,16 +74,14 @@ def program(tmp_path: Path) -> Path:
         ("app/", ["app/"], ["--steps", "3"]),  # python itself cannot spawn from a directory
     ],
 )
-def test_a_program_sees_what_python_would_give_it(
-    program: Path, target: str, python: list[str], args: list[str]
-) -> None:
+def test_a_program_sees_what_python_gives_it(program: Path, target: str, python: list[str], args: list[str]) -> None:
     ours = _facts("-c", UNDER_US, target, *args, cwd=program)
     pythons = _facts(*python, *args, cwd=program)
 
     assert ours == pythons
 
 
-def test_a_function_is_called_as_a_console_script_would_call_it(program: Path) -> None:
+def test_a_function_is_called_as_a_console_script_calls_it(program: Path) -> None:
     (program / "pkg" / "tool.py").write_text(
         "import json, sys\ndef main():\n    print(json.dumps({'args': sys.argv[1:], 'name': __name__}))\n    return 7\n"
     )
@@ -100,7 +98,7 @@ def test_a_function_is_called_as_a_console_script_would_call_it(program: Path) -
     assert (done.returncode, json.loads(done.stdout)) == (7, {"args": ["a", "-b"], "name": "pkg.tool"})
 
 
-def test_the_programs_own_names_are_all_that_main_holds(program: Path) -> None:
+def test_main_holds_only_the_programs_own_names(program: Path) -> None:
     facts = _facts("-c", UNDER_US, "pkg.look", cwd=program)
 
     names = facts["names"]
@@ -109,7 +107,7 @@ def test_the_programs_own_names_are_all_that_main_holds(program: Path) -> None:
     assert os.fspath(program) == facts["path0"]
 
 
-def test_a_program_that_replaces_its_process_is_told_that_it_is_not_protected_and_what_to_do(tmp_path: Path) -> None:
+def test_a_program_that_replaces_its_process_learns_that_it_is_unprotected_and_what_to_do(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import os, sys\n"
@@ -126,7 +124,7 @@ def test_a_program_that_replaces_its_process_is_told_that_it_is_not_protected_an
     assert ": PYTHONHASHSEED=0 procsv launch" in said
 
 
-def test_a_child_of_the_program_that_is_replaced_is_no_news(tmp_path: Path) -> None:
+def test_a_replaced_child_of_the_program_is_not_reported(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import os, sys\n"

@@ -1,4 +1,4 @@
-"""The standby's own process, without TensorFlow: what it imports, what it leaves alone, and how it starts over."""
+"""The standby's process imports what it should, leaves the rest alone and can start over, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def module(name: str, origin: str | None, locations: list[str] | None = None) ->
     return made
 
 
-def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> None:
+def test_only_installed_modules_are_listed_and_the_programs_own_names_separately() -> None:
     site = str(Path(msgspec.__file__).parents[1])
     modules: Modules = {
         "__main__": module("__main__", "/home/me/train.py"),
@@ -123,7 +123,7 @@ def wait_ready(line: FdChannel[StandbyWord]) -> Waiting:
 
 
 @pytest.mark.fault
-def test_a_library_that_reaches_for_the_programs_own_module_is_left_out_and_so_is_one_that_fails(
+def test_a_library_that_needs_the_programs_own_module_is_left_out_and_so_is_one_that_fails(
     tmp_path: Path,
 ) -> None:
     # xmlrpc.client imports http.client; gone_since is not installed any more.

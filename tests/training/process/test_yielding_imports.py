@@ -1,4 +1,4 @@
-"""The scheduling class of a standby, and of the trainers that are forked from it."""
+"""A standby imports at idle priority, and trainers forked from it do not keep that priority."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ended.set()
     ],
     ids=["other", "batch", "idle"],
 )
-def test_imports_yield_to_others_and_a_class_that_the_user_has_chosen_stays(
+def test_imports_yield_to_others_and_a_scheduling_class_chosen_by_the_user_stays(
     prefix: tuple[str, ...], wanted: tuple[int, ...]
 ) -> None:
     done = subprocess.run(
@@ -54,7 +54,7 @@ print(signal.getsignal(HURRY_SIGNAL) is signal.SIG_DFL)
 """
 
 
-def test_a_standby_that_somebody_waits_for_leaves_the_cores_to_nobody_any_more() -> None:
+def test_an_awaited_standby_no_longer_yields_its_cores() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HURRIED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )

@@ -1,4 +1,4 @@
-"""What a server has captured comes into the slot of a chief on another machine as it is, each tensor in its own place."""
+"""A server's capture arrives unchanged in the slot of a chief on another machine, each tensor in its place."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fetch(told: Any, hashes: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("how", [HELD, IN_PLACE])
-def test_each_tensor_is_in_its_place_and_nothing_anywhere_else(how: int) -> None:
+def test_each_tensor_is_in_its_place_and_nothing_is_anywhere_else(how: int) -> None:
     kept = KeptViews(NOWHERE)
     for number in (1, 2):
         take(kept, number, how)
@@ -82,7 +82,7 @@ def test_each_tensor_is_in_its_place_and_nothing_anywhere_else(how: int) -> None
         assert hashes == [xxhash.xxh3_64_intdigest(array.tobytes()) for array in ARRAYS]
 
 
-def test_what_is_damaged_on_its_way_is_found() -> None:
+def test_damage_in_transit_is_noticed() -> None:
     kept = KeptViews(NOWHERE)
     take(kept)
     hashes, told = copy_all(kept)
@@ -121,7 +121,7 @@ def test_an_answer_without_an_offer_is_an_error() -> None:
         fetch(np.array([], np.int64), [0] * len(ARRAYS))
 
 
-def test_an_offer_is_the_same_after_its_way_in_numbers() -> None:
+def test_an_offer_is_the_same_after_its_encoding() -> None:
     kept = KeptViews(NOWHERE)
     take(kept)
     _, told = copy_all(kept)

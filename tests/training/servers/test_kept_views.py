@@ -1,4 +1,4 @@
-"""A server copies what it has captured into the chief's slot, and nothing anywhere else."""
+"""A server copies its captured variables into the chief's slot and writes nothing else."""
 
 import re
 import tempfile
@@ -67,7 +67,7 @@ def test_views_are_copied_piece_by_piece_and_hashed_as_they_are_in_the_slot(shm:
     assert copy_all(kept, order(path)) == (1, hashes), "asked again, as other servers were not done yet"
 
 
-def test_what_changes_in_place_is_copied_when_it_is_captured(shm: Path) -> None:
+def test_a_variable_that_changes_in_place_is_copied_when_it_is_captured(shm: Path) -> None:
     path, array = slot_in(shm, 5000), np.ones(10)
     kept = KeptViews(shm)
     assert kept.capture_views(order(path), places((4096, 80, IN_PLACE)), -1, array) == NO_STEP
@@ -76,7 +76,7 @@ def test_what_changes_in_place_is_copied_when_it_is_captured(shm: Path) -> None:
     assert path.read_bytes()[4096 : 4096 + 80] == np.ones(10).tobytes()
 
 
-def test_only_the_very_file_that_the_chief_means_is_written_to(shm: Path, tmp_path: Path) -> None:
+def test_only_the_exact_file_that_the_chief_means_is_written(shm: Path, tmp_path: Path) -> None:
     kept, array = KeptViews(shm), np.ones(10)
     elsewhere = slot_in(tmp_path, 5000)
     with pytest.raises(CaptureRefused, match=re.escape(str(elsewhere))):
@@ -109,7 +109,7 @@ def test_captures_that_were_given_up_or_ordered_by_an_earlier_session_are_droppe
         kept.copy(order(second, 2))
 
 
-def test_the_memory_of_a_slot_that_was_removed_is_let_go_with_the_next_capture(shm: Path) -> None:
+def test_the_memory_of_a_removed_slot_is_released_with_the_next_capture(shm: Path) -> None:
     path, kept = slot_in(shm, 5000), KeptViews(shm)
     kept.capture_views(order(path), places((4096, 80, HELD)), -1, np.ones(10))
     copy_all(kept, order(path))

@@ -1,4 +1,4 @@
-"""The timing of service threads, by a clock of the test's own; TensorFlow's LooperThread has the wall's."""
+"""Service threads keep their interval by the test's own clock. TensorFlow's LooperThread uses the wall clock."""
 
 import threading
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def _waits(call_s: list[float], interval_s: float) -> list[float]:
         ([35, 0, 0], [0, 5, 10, 10]),  # three ticks are missed, and not made up for
     ],
 )
-def test_calls_keep_their_beat_and_missed_ones_are_missed(call_s: list[float], waits: list[float]) -> None:
+def test_calls_keep_their_interval_and_missed_ones_are_skipped(call_s: list[float], waits: list[float]) -> None:
     assert _waits(call_s, 10.0) == pytest.approx(waits)
 
 

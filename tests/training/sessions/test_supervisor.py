@@ -1,4 +1,4 @@
-"""procsv.Supervisor without `procsv launch`: it starts its own watchdog and services, and ends them with the session."""
+"""procsv.Supervisor without `procsv launch` starts its own watchdog and services and ends them with the session."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def _events(logdir: Path) -> list[Any]:
     return [e for path in sorted(logdir.glob("events.out*")) for e in tf1.train.summary_iterator(str(path))]
 
 
-def test_both_services_live_while_the_session_lasts_and_are_gone_afterwards(tmp_path: Path) -> None:
+def test_both_services_live_as_long_as_the_session(tmp_path: Path) -> None:
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"))
         with supervisor.managed_session() as session:
@@ -71,7 +71,7 @@ def test_both_services_live_while_the_session_lasts_and_are_gone_afterwards(tmp_
         assert not any(process.is_running() for process in services.values())
 
 
-def test_a_session_ends_with_its_last_state_on_disk_and_the_next_begins_there(tmp_path: Path) -> None:
+def test_a_session_ends_with_its_last_state_on_disk_and_the_next_starts_there(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(logdir))
@@ -100,7 +100,7 @@ def test_without_final_checkpoint_the_end_saves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["v1", "no eager", "plain"])
-def test_it_works_in_every_mode_of_tensorflow(tmp_path: Path, mode: str) -> None:
+def test_a_supervisor_works_in_every_mode_of_tensorflow(tmp_path: Path, mode: str) -> None:
     switch = {
         "v1": "tf1.disable_v2_behavior()",
         "no eager": "tf1.disable_eager_execution()",
@@ -137,7 +137,7 @@ with tf.Graph().as_default():
     assert {"value", "global_step/sec"} <= tags
 
 
-def test_an_exception_in_the_block_is_raised_again_after_the_state_is_saved(tmp_path: Path) -> None:
+def test_an_exception_in_the_block_is_raised_again_once_the_state_is_saved(tmp_path: Path) -> None:
     class Mishap(Exception):
         pass
 
@@ -152,7 +152,7 @@ def test_an_exception_in_the_block_is_raised_again_after_the_state_is_saved(tmp_
     assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 1
 
 
-def test_summaries_and_marks_are_in_the_event_file_in_their_order(tmp_path: Path) -> None:
+def test_summaries_and_marks_are_in_the_event_file_in_order(tmp_path: Path) -> None:
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"), summary_op=None, save_summaries_secs=0)
         with supervisor.managed_session() as session:
@@ -182,7 +182,7 @@ def test_a_supervisor_without_a_saver_says_that_nothing_is_saved(
 
 
 @pytest.mark.long
-def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+def test_a_second_supervisor_on_a_live_ones_logdir_is_refused_naming_the_first(tmp_path: Path) -> None:
     with graph(), procsv.Supervisor(logdir=str(tmp_path / "logdir")).managed_session():
         program = tmp_path / "program.py"
         program.write_text(
@@ -197,7 +197,7 @@ def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_
     assert f"process {psutil.Process().pid}" in done.stderr
 
 
-def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp_path: Path) -> None:
+def test_a_killed_service_comes_back_and_the_session_does_not_notice(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(logdir), save_model_secs=600, snapshot_secs=0.05)
@@ -214,7 +214,7 @@ def test_a_service_that_is_killed_comes_back_and_the_session_does_not_notice(tmp
     assert restarted == ["checkpoint", "summary", "checkpoint"]
 
 
-def test_a_service_that_dies_when_it_is_asked_to_finish_is_replaced_and_the_newest_state_is_saved(
+def test_a_service_that_dies_as_it_is_asked_to_finish_is_replaced_and_the_newest_state_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logdir = tmp_path / "logdir"
@@ -292,7 +292,7 @@ with tf.Graph().as_default():
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == newest
 
 
-def test_a_sessions_own_thread_may_ask_for_a_stop_and_everything_ends(tmp_path: Path) -> None:
+def test_a_sessions_own_thread_may_request_a_stop_and_everything_ends(tmp_path: Path) -> None:
     with graph() as model:
         supervisor = procsv.Supervisor(logdir=str(tmp_path / "logdir"))
         with supervisor.managed_session() as session:
@@ -302,13 +302,13 @@ def test_a_sessions_own_thread_may_ask_for_a_stop_and_everything_ends(tmp_path: 
         assert supervisor.coord.joined
 
 
-def test_a_supervisor_without_logdir_needs_nobody() -> None:
+def test_a_supervisor_without_logdir_starts_no_processes() -> None:
     with graph() as model, procsv.Supervisor().managed_session() as session:
         session.run(model.train)
         assert not _services()
 
 
-def test_a_program_that_restores_by_itself_goes_on_from_that_step_and_the_journal_says_so(tmp_path: Path) -> None:
+def test_a_program_that_restores_by_itself_continues_at_that_step_and_the_journal_says_so(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with graph() as model:
         own = tf1.train.Saver()
@@ -327,7 +327,7 @@ def test_a_program_that_restores_by_itself_goes_on_from_that_step_and_the_journa
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 2
 
 
-def test_a_saver_with_an_op_of_its_own_is_served_by_that_op(tmp_path: Path) -> None:
+def test_a_saver_with_its_own_op_is_served_by_that_op(tmp_path: Path) -> None:
     with graph() as model:
         with tf.control_dependencies([tf.no_op(), tf1.assign_add(tf1.get_variable("saves", [], tf.int32), 1)]):
             saver = tf1.train.Saver([model.step, model.weights])
@@ -354,7 +354,7 @@ def _wait_for_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[lr=0.1,bs=*]", "a?b\\c"])
-def test_row_41_a_logdir_whose_path_tensorflow_reads_as_a_pattern_is_restored_from(tmp_path: Path, name: str) -> None:
+def test_row_41_a_logdir_whose_path_tensorflow_reads_as_a_pattern_can_be_restored(tmp_path: Path, name: str) -> None:
     logdir = tmp_path / name / "logdir"
     for step in (0, 3):
         with graph() as model, procsv.Supervisor(logdir=str(logdir)).managed_session() as session:

@@ -1,4 +1,4 @@
-"""The versions of TensorFlow that procsv is tested with, and the warning beyond them."""
+"""procsv warns about TensorFlow versions beyond the ones it is tested with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.naming import Naming
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_version_beyond_the_tested_ones_is_warned_of_and_one_between_them_is_not() -> None:
+def test_a_version_beyond_the_tested_ones_gets_a_warning_and_one_between_them_does_not() -> None:
     assert find_warning("2.16.1") == find_warning("2.19.0-rc1") == find_warning("2.21.0") == ""
     assert find_warning("2.9.3") == Naming("2.9.3 is older", "(2.16 to 2.21)")
     assert "2.22.0 is newer" in find_warning("2.22.0")
@@ -24,7 +24,7 @@ def test_a_version_beyond_the_tested_ones_is_warned_of_and_one_between_them_is_n
     assert find_warning("git-abc") == ""
 
 
-def test_a_program_is_warned_once_when_it_makes_a_supervisor(
+def test_a_program_is_warned_once_when_it_creates_a_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tf, "__version__", "9.9.9")

@@ -1,4 +1,4 @@
-"""A snapshotter and its surroundings: a source that is one number, a backend that counts, locks that are watched."""
+"""A snapshotter with a source that is one number, a backend that counts and locks that are watched."""
 
 from __future__ import annotations
 

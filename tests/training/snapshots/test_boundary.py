@@ -1,4 +1,4 @@
-"""The step boundary: one way past it, for whatever a step is."""
+"""The step boundary is the one way past a step, whatever a step is."""
 
 import threading
 
@@ -30,7 +30,7 @@ def test_a_call_within_a_call_is_part_of_it() -> None:
     assert (boundary.runs, boundary.about, visits) == (1, "outer", [7])
 
 
-def test_a_call_that_fails_is_no_step_and_leaves_the_way_free() -> None:
+def test_a_failing_call_is_not_a_step_and_leaves_the_way_free() -> None:
     visits: list[None] = []
     boundary = Boundary(lambda: visits.append(None))
     boundary.due = True
@@ -41,7 +41,7 @@ def test_a_call_that_fails_is_no_step_and_leaves_the_way_free() -> None:
     assert (boundary.runs, visits) == (1, [None])
 
 
-def test_calls_of_other_threads_pass_while_the_training_thread_is_held() -> None:
+def test_calls_of_other_threads_pass_while_the_training_thread_is_paused() -> None:
     boundary = Boundary(lambda: None)
     said: list[object] = []
 
@@ -57,7 +57,7 @@ def test_calls_of_other_threads_pass_while_the_training_thread_is_held() -> None
     assert (boundary.runs, boundary.elsewhere, boundary.about) == (0, 1, None)
 
 
-def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> None:
+def test_the_training_thread_waits_for_whoever_pauses_it_and_not_for_itself() -> None:
     boundary = Boundary(lambda: None)
     order: list[str] = []
     held, may_go_on = threading.Event(), threading.Event()
@@ -79,7 +79,7 @@ def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> 
     assert order == ["held", "step", "its own"]
 
 
-def test_a_training_thread_that_is_stuck_in_a_call_is_waited_for_no_longer_than_said() -> None:
+def test_a_training_thread_stuck_in_a_call_is_waited_for_only_for_the_given_time() -> None:
     made: list[Boundary] = []
     inside, may_end = threading.Event(), threading.Event()
 
@@ -100,7 +100,7 @@ def test_a_training_thread_that_is_stuck_in_a_call_is_waited_for_no_longer_than_
     training.join()
 
 
-def test_a_step_is_certainly_under_way_within_a_call_and_never_where_steps_are_no_calls() -> None:
+def test_a_step_is_certainly_under_way_within_a_call_and_never_if_steps_are_not_calls() -> None:
     calls, loop = Boundary(lambda: None), Boundary(lambda: None)
     assert not calls.is_in_call
     assert calls.pass_call(lambda: calls.is_in_call)

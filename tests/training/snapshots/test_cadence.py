@@ -1,4 +1,4 @@
-"""How often snapshots are taken."""
+"""The snapshot interval keeps the cost below its share, however the costs are measured."""
 
 import math
 import random
@@ -24,7 +24,7 @@ def test_auto_keeps_the_cost_under_its_share_of_the_time(stalls: list[float]) ->
         assert cadence.cost_s / cadence.interval_s == pytest.approx(COST_SHARE_MAX)
 
 
-def test_auto_begins_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_two_in_less_than_two_steps() -> None:
+def test_auto_starts_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_two_in_less_than_two_steps() -> None:
     assert Cadence(None).interval_s == 0.1
     cadence = Cadence(None)
     cadence.learn(0.0005, 0.001, None, step_s=0.04)
@@ -34,7 +34,9 @@ def test_auto_begins_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_t
     assert cadence.told().spacing is Spacing.AUTO_LEAST
 
 
-def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no_step_by_a_tenth_of_its_time() -> None:
+def test_the_delay_of_steps_beside_a_copy_counts_in_full_and_a_copy_that_delays_no_step_by_a_tenth_of_its_time() -> (
+    None
+):
     cadence = Cadence(None)
     for _ in range(2):
         cadence.learn(0.002, 0.1)
@@ -49,7 +51,7 @@ def test_what_the_steps_beside_a_copy_lose_counts_whole_and_a_copy_that_costs_no
     )
 
 
-def test_the_first_capture_of_a_process_which_takes_longer_than_the_others_is_forgotten_with_the_second() -> None:
+def test_a_slow_first_capture_of_a_process_is_forgotten_with_the_second() -> None:
     cadence = Cadence(None)
     cadence.learn(0.05, 0.0)
     assert cadence.interval_s == pytest.approx(1.0), "a twentieth of the time"
@@ -57,9 +59,7 @@ def test_the_first_capture_of_a_process_which_takes_longer_than_the_others_is_fo
     assert (cadence.interval_s, cadence.mean_stall_s) == (INTERVAL_S_MIN, 0.0005)
 
 
-def test_without_room_in_memory_a_snapshot_a_minute_may_cost_a_twentieth_of_the_time_and_cheaper_ones_no_more_than_ever() -> (
-    None
-):
+def test_without_memory_one_snapshot_a_minute_may_cost_a_twentieth_of_the_time_and_cheaper_ones_as_usual() -> None:
     chosen_s = []
     for stall_s in (0.2, 0.5, 2.0, 4.0, 10.0, 100.0):
         cadence = Cadence(None, is_staged=True)
@@ -69,7 +69,7 @@ def test_without_room_in_memory_a_snapshot_a_minute_may_cost_a_twentieth_of_the_
     assert chosen_s == pytest.approx([20.0, 50.0, 60.0, 80.0, 200.0, 600.0])
 
 
-def test_one_step_that_is_far_off_proves_nothing() -> None:
+def test_one_outlying_step_proves_nothing() -> None:
     cadence = Cadence(None)
     cadence.learn(0.0005, 0.001, lost_s=0.1)
     assert cadence.interval_s == 0.1
@@ -78,7 +78,7 @@ def test_one_step_that_is_far_off_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_noise_far_above_the_cost_of_a_small_snapshot_does_not_make_snapshots_rare(seed: int) -> None:
+def test_noise_far_above_a_small_snapshots_cost_does_not_make_snapshots_rare(seed: int) -> None:
     chance, cadence, intervals_s = random.Random(seed), Cadence(None), list[float]()
     for _ in range(200):
         cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.0, 0.01))  # two steps of 40 ms, each 7 ms longer or shorter
@@ -86,32 +86,32 @@ def test_noise_far_above_the_cost_of_a_small_snapshot_does_not_make_snapshots_ra
     assert sorted(intervals_s)[150] <= 0.25
 
 
-def test_a_cost_that_is_there_each_time_is_seen_through_noise_of_its_size() -> None:
+def test_a_constant_cost_is_seen_through_noise_of_its_size() -> None:
     chance, cadence = random.Random(5), Cadence(None)
     for _ in range(32):
         cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.02, 0.02))
     assert 1.2 < cadence.interval_s < 2.5
 
 
-def test_snapshots_that_are_files_are_never_closer_than_a_second() -> None:
+def test_snapshots_made_as_files_are_at_least_a_second_apart() -> None:
     assert Cadence(None, least_s=1.0).interval_s == 1.0
 
 
-def test_there_is_a_snapshot_for_every_checkpoint() -> None:
+def test_every_checkpoint_has_a_snapshot() -> None:
     assert Cadence(60.0, at_most_s=10.0).interval_s == 10.0
     slow = Cadence(None, at_most_s=10.0)
     slow.learn(5.0, 50.0)
     assert slow.interval_s == 10.0
 
 
-def test_a_fixed_interval_is_taken_as_it_is() -> None:
+def test_a_fixed_interval_is_used_unchanged() -> None:
     cadence = Cadence(0.25)
     cadence.learn(3.0, 3.0)
 
     assert cadence.interval_s == 0.25
 
 
-def test_what_was_chosen_is_told_with_what_decided_it() -> None:
+def test_the_chosen_interval_is_reported_with_its_reason() -> None:
     def choice(cadence: Cadence, cost_s: float) -> tuple[Spacing, float]:
         for _ in range(2):
             cadence.learn(cost_s / 4, cost_s * 30 / 4)
@@ -161,7 +161,7 @@ def lost_at_worst(
     st.floats(0.0, 0.1),
     st.floats(0.001, 0.1),
 )
-def test_with_a_copy_on_another_machine_a_fixed_interval_is_what_a_loss_costs_at_worst(
+def test_with_a_copy_on_another_machine_a_fixed_interval_is_the_most_that_a_loss_costs(
     interval_s: float, step_share: float, copy_share: float, travel_share: float
 ) -> None:
     step_s, copy_s, travel_s = step_share * interval_s, copy_share * interval_s, travel_share * interval_s
@@ -173,7 +173,7 @@ def test_with_a_copy_on_another_machine_a_fixed_interval_is_what_a_loss_costs_at
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.floats(0.001, 0.2))
-def test_with_a_copy_on_another_machine_auto_takes_no_more_and_tells_what_a_loss_costs_at_worst(
+def test_with_a_copy_on_another_machine_auto_takes_no_more_and_reports_the_most_that_a_loss_costs(
     step_s: float, copy_s: float, travel_s: float
 ) -> None:
     cadence, alone = Cadence(None), Cadence(None)
@@ -184,7 +184,7 @@ def test_with_a_copy_on_another_machine_auto_takes_no_more_and_tells_what_a_loss
     assert cadence.told().apart_s == pytest.approx(alone.interval_s)
 
 
-def test_a_copy_that_takes_too_long_for_the_interval_never_doubles_the_cost_of_snapshots() -> None:
+def test_a_copy_too_slow_for_the_interval_never_doubles_the_cost_of_snapshots() -> None:
     cadence = Cadence(1.0)
     cadence.copies.captured(1, 0.0)
     cadence.copies.kept(1, 0.9)
@@ -193,7 +193,7 @@ def test_a_copy_that_takes_too_long_for_the_interval_never_doubles_the_cost_of_s
     assert cadence.told().apart_s == 0.5
 
 
-def test_snapshots_are_no_closer_for_copies_that_take_longer_than_the_whole_interval() -> None:
+def test_snapshots_do_not_get_closer_for_copies_that_take_longer_than_the_whole_interval() -> None:
     cadence = Cadence(1.0)
     cadence.copies.captured(1, 0.0)
     cadence.copies.kept(1, 1.1)
@@ -201,14 +201,14 @@ def test_snapshots_are_no_closer_for_copies_that_take_longer_than_the_whole_inte
     assert (cadence.next_due_s(10.4, 2), cadence.told().apart_s) == (11.4, 1.0)
 
 
-def test_copies_that_come_no_more_are_reckoned_with_no_more() -> None:
+def test_copies_that_stop_coming_stop_counting() -> None:
     kept, lost = Cadence(1.0), Cadence(1.0)
     assert max(lost_at_worst(kept, 0.01, 0.05, 0.1)) <= 1.0
     assert lost_at_worst(lost, 0.01, 0.05, 0.1, heard=10)[-1] == pytest.approx(1.2, abs=0.02)
     assert (kept.told().apart_s < 0.9, lost.told().apart_s) == (True, 1.0)
 
 
-def test_a_copy_of_a_snapshot_that_is_not_ours_tells_nothing() -> None:
+def test_a_copy_of_another_snapshot_says_nothing() -> None:
     cadence = Cadence(1.0)
     cadence.copies.captured(5, 0.0)
     cadence.copies.kept(4, 0.5)
@@ -216,7 +216,7 @@ def test_a_copy_of_a_snapshot_that_is_not_ours_tells_nothing() -> None:
     assert cadence.next_due_s(0.1, 5) == 1.1
 
 
-def test_one_snapshot_for_each_checkpoint_is_taken_when_it_would_be_without_a_copy() -> None:
+def test_with_one_snapshot_a_checkpoint_it_is_taken_when_it_would_be_without_a_copy() -> None:
     cadence = Cadence(0.0, at_most_s=10.0)
     cadence.copies.captured(1, 0.0)
     cadence.copies.kept(1, 1.0)

@@ -1,4 +1,6 @@
-"""A snapshot is of its moment, though everything in the state changes right after the capture: every kind of state, of every source."""
+"""A snapshot holds its own moment though the whole state changes right after the capture, for every
+state source.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +219,7 @@ def slots(source: StateSource) -> Iterator[tuple[SlotBackend, Path]]:
 
 
 @pytest.mark.parametrize("make", [eager, fit, graph, graph_of_refs])
-def test_nothing_that_changes_right_after_a_capture_is_in_the_snapshot(
+def test_no_change_right_after_a_capture_is_in_the_snapshot(
     make: Callable[[ExitStack, Path], Made], tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -252,5 +254,5 @@ def assert_same_state(ours: str, theirs: str) -> None:
             assert one.tobytes() == two.tobytes() or one.tolist() == two.tolist(), key
 
 
-def test_nothing_of_numpys_arrays_that_changes_right_after_a_capture_is_in_the_snapshot() -> None:
+def test_no_change_of_numpy_arrays_right_after_a_capture_is_in_the_snapshot() -> None:
     what_is_captured_stays_as_it_was_while_training_goes_on(NumpyKind())

@@ -1,4 +1,4 @@
-"""How long the end of a program waits for its directory to come back."""
+"""The end of a program waits a limited time for its directory to come back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from procsv.training.snapshots.training_run import GONE_S_MAX, GoneDirectory
 from tests.support.fake_clock import FakeClock
 
 
-def test_a_directory_is_given_up_when_it_has_been_gone_for_long_enough_at_a_stretch(tmp_path: Path) -> None:
+def test_a_directory_is_given_up_once_it_has_been_gone_long_enough_without_a_break(tmp_path: Path) -> None:
     clock, path = FakeClock(), tmp_path / "logdir"
     gone = GoneDirectory(path, clock)
     assert not gone.is_given_up()
@@ -23,7 +23,7 @@ def test_a_directory_is_given_up_when_it_has_been_gone_for_long_enough_at_a_stre
     assert gone.is_given_up()
 
 
-def test_without_a_directory_nothing_is_ever_given_up() -> None:
+def test_without_a_directory_nothing_is_given_up() -> None:
     clock = FakeClock()
     gone = GoneDirectory(None, clock)
     clock.advance(1e6)

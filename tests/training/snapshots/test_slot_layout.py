@@ -1,4 +1,4 @@
-"""Places of tensors in a slot."""
+"""Tensors are laid out in a slot without overlap and aligned."""
 
 import numpy as np
 from hypothesis import given
@@ -20,7 +20,7 @@ def _lay_out(sizes: list[int | None]) -> SlotLayout:
 
 
 @given(sizes_of)
-def test_every_tensor_of_known_size_has_an_aligned_place_of_its_own(sizes: list[int | None]) -> None:
+def test_every_tensor_of_known_size_has_its_own_aligned_place(sizes: list[int | None]) -> None:
     layout = _lay_out(sizes)
 
     at = HEADER_BYTES
@@ -42,7 +42,7 @@ def test_every_tensor_is_copied_once_alone_or_in_a_pack_of_its_own_group(sizes: 
         assert pack.end - pack.offset <= max(PACK_BYTES_MAX, SMALL_BYTES_MAX + TENSOR_ALIGNMENT_BYTES)
 
 
-def test_a_pack_writes_what_its_members_would_write_one_by_one() -> None:
+def test_a_pack_writes_what_its_members_would_write_singly() -> None:
     arrays = [np.arange(n, dtype=np.float32) for n in (3, 0, 16, 17)] + [np.array(7, np.int64), np.ones((2, 3), bool)]
     (pack,) = lay_out([a.nbytes for a in arrays], [list(range(len(arrays)))]).packs
 

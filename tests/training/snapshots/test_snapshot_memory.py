@@ -1,4 +1,4 @@
-"""The memory for snapshots: captured ahead of, done without, removed under the run, and had anew."""
+"""The memory for snapshots may be late, missing or removed, and is reserved again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procsv.training.snapshots.snapshot_state import SnapshotState
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
 
 
-def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_it_is_there() -> None:
+def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_once_it_is_there() -> None:
     world = World(has_memory=False)
     world.backend.is_ahead_of_memory = True
     world.snapshotter.reserve_early()
@@ -30,7 +30,7 @@ def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_
     assert world.backend.copied_by[0] == WORKER
 
 
-def test_nothing_that_needs_memory_is_captured_while_somebody_gets_it() -> None:
+def test_nothing_that_needs_memory_is_captured_while_it_is_being_reserved() -> None:
     world = World(has_memory=False)
     assert world.backend.is_asked_for_memory.wait(NEWS_S_MAX)
     world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
@@ -40,7 +40,7 @@ def test_nothing_that_needs_memory_is_captured_while_somebody_gets_it() -> None:
     world.snapshotter.close()
 
 
-def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_notices(
+def test_without_room_the_fallback_takes_over_with_one_message_and_no_waiter_notices(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.cadence.fixed_s, world.backend.room = None, 2 * 2**20 + 1
@@ -57,9 +57,7 @@ def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_not
     ), told
 
 
-def test_without_room_an_interval_that_was_asked_for_is_kept_and_said(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_room_a_requested_interval_is_kept_and_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.cadence.fixed_s = 30.0
     world.backend.copy_failures = [NoRoom("64 MB")]
     with caplog.at_level(logging.WARNING, "procsv"):
@@ -69,7 +67,7 @@ def test_without_room_an_interval_that_was_asked_for_is_kept_and_said(
     assert world.cadence.interval_s == 30.0
 
 
-def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_again(world: World) -> None:
+def test_removed_memory_is_reserved_again_and_what_is_not_durable_is_captured_again(world: World) -> None:
     world.train()
     last = world.snapshotter.take_snapshot("final")
     world.train()
@@ -81,7 +79,7 @@ def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_ag
     assert world.snapshotter.wait_durable(last, NEWS_S_MAX)
 
 
-def test_memory_that_is_removed_while_it_is_filled_is_had_anew_and_the_state_captured_again(world: World) -> None:
+def test_memory_removed_during_a_copy_is_reserved_again_and_the_state_is_captured_again(world: World) -> None:
     world.backend.may_copy.clear()
     world.backend.copy_failures = [SlotsLost("slot.1.0 is gone")]
     world.train(during=lambda: world.snapshotter.request(PINNED))
@@ -90,7 +88,7 @@ def test_memory_that_is_removed_while_it_is_filled_is_had_anew_and_the_state_cap
     assert (world.wait_told(1).step, len(world.told)) == (2, 1)
 
 
-def test_snapshots_by_the_cadence_go_on_when_memory_was_removed_and_no_call_comes_by(world: World) -> None:
+def test_periodic_snapshots_go_on_when_memory_was_removed_and_no_call_comes_by(world: World) -> None:
     world.snapshotter.start_cadence()
     world.wait_told(1)
     world.backend.lost.append(Path("slot.1.0"))

@@ -1,4 +1,4 @@
-"""What is captured when, and what for: decided in pure code, under every interleaving."""
+"""Pure code decides what is captured when and for whom, and holds under every interleaving."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def publish(queue: SnapshotQueue, now_s: float) -> int:
     return sequence
 
 
-def test_a_snapshot_by_the_cadence_is_prepared_then_left_to_the_training_thread_and_spaced_from_its_end(
+def test_a_periodic_snapshot_is_prepared_then_left_to_the_training_thread_and_spaced_from_its_end(
     queue: SnapshotQueue,
 ) -> None:
     queue.start_cadence(100.0)
@@ -70,7 +70,7 @@ def test_a_snapshot_by_the_cadence_is_prepared_then_left_to_the_training_thread_
     assert queue.wakes_s(110.5) == 120.5
 
 
-def test_with_a_copy_on_another_machine_the_next_one_is_spaced_from_the_capture_by_what_the_copy_leaves_of_the_interval(
+def test_with_a_copy_on_another_machine_the_next_is_spaced_from_the_capture_by_what_the_copy_leaves_of_the_interval(
     queue: SnapshotQueue,
 ) -> None:
     queue.start_cadence(0.0)
@@ -85,7 +85,7 @@ def test_with_a_copy_on_another_machine_the_next_one_is_spaced_from_the_capture_
     assert queue.wakes_s(21.0) == 28.5
 
 
-def test_a_capture_that_waits_for_a_step_or_for_other_tasks_is_due_so_much_earlier_the_next_times(
+def test_a_capture_that_waits_for_a_step_or_other_tasks_is_due_that_much_earlier_the_next_times(
     queue: SnapshotQueue,
 ) -> None:
     queue.start_cadence(0.0)
@@ -103,7 +103,7 @@ def test_a_capture_that_waits_for_a_step_or_for_other_tasks_is_due_so_much_earli
     assert queue.wakes_s(21.5) == 21.5 + 10.0 - 2.0 - 1.25, "the longest counts"
 
 
-def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by_and_looks_again_later(
+def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by_and_checks_again_later(
     queue: SnapshotQueue,
 ) -> None:
     queue.add_request(SAVE, 0.0)
@@ -113,7 +113,7 @@ def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by
     assert queue.next_work(2 * PATIENCE_S) is Work.CAPTURE
 
 
-def test_one_capture_serves_all_that_are_due(queue: SnapshotQueue) -> None:
+def test_one_capture_serves_everything_that_is_due(queue: SnapshotQueue) -> None:
     save, pinned, stop = (queue.add_request(request, 0.0) for request in (SAVE, PINNED, STOP))
     assert queue.choose_batch(0.0, 0) == [save, pinned]
     queue.captured([save, pinned], 7, 0, 0.0)
@@ -138,7 +138,7 @@ def test_nothing_newer_is_captured_while_a_pinned_snapshot_may_become_a_checkpoi
     assert len(queue.choose_batch(20.0, 9)) == 2
 
 
-def test_a_stop_passes_over_a_pinned_snapshot_and_the_cadence_does_not(queue: SnapshotQueue) -> None:
+def test_a_stop_overtakes_a_pinned_snapshot_and_the_periodic_one_does_not(queue: SnapshotQueue) -> None:
     queue.add_request(PINNED, 0.0)
     capture(queue, 0.0, 1)
     queue.start_cadence(0.0)
@@ -150,7 +150,7 @@ def test_a_stop_passes_over_a_pinned_snapshot_and_the_cadence_does_not(queue: Sn
     assert queue.choose_batch(10.0 + STOP_PATIENCE_S, 9) == [stop]
 
 
-def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueue) -> None:
+def test_the_last_state_is_captured_once_however_many_ask_for_it(queue: SnapshotQueue) -> None:
     last, stop = queue.add_request(LAST, 0.0), queue.add_request(STOP, 0.0)
     assert queue.choose_batch(0.0, 40, last) == [last]
     queue.captured([last], 3, 40, 0.0)
@@ -163,7 +163,7 @@ def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueu
     assert queue.choose_batch(9.0, 41, again) == [again], "a call has ended since"
 
 
-def test_what_never_came_as_far_as_the_service_is_not_used_again(queue: SnapshotQueue) -> None:
+def test_a_snapshot_that_never_reached_the_service_is_not_used_again(queue: SnapshotQueue) -> None:
     last = queue.add_request(LAST, 0.0)
     queue.captured(queue.choose_batch(0.0, 40), 3, 40, 0.0)
     queue.fail(queue.of(3), OSError("torn"), 0.0)
@@ -172,7 +172,7 @@ def test_what_never_came_as_far_as_the_service_is_not_used_again(queue: Snapshot
     assert queue.choose_batch(0.0, 40) == [again]
 
 
-def test_without_a_slot_it_is_tried_again_soon(queue: SnapshotQueue) -> None:
+def test_without_a_slot_the_capture_is_retried_soon(queue: SnapshotQueue) -> None:
     queue.add_request(SAVE, 0.0)
     queue.put_off(queue.choose_batch(0.0, 0), 0.0)
     assert not queue.is_due(0.0)
@@ -180,7 +180,7 @@ def test_without_a_slot_it_is_tried_again_soon(queue: SnapshotQueue) -> None:
     assert queue.is_due(AGAIN_S)
 
 
-def test_a_state_that_has_outgrown_its_slot_is_captured_anew(queue: SnapshotQueue) -> None:
+def test_a_state_that_has_outgrown_its_slot_is_captured_again(queue: SnapshotQueue) -> None:
     save = queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 5), 1, 5, 0.0)
     queue.outgrown(1, 1.0)
@@ -191,14 +191,14 @@ def test_a_state_that_has_outgrown_its_slot_is_captured_anew(queue: SnapshotQueu
     assert state(save) is SnapshotState.DURABLE
 
 
-def test_the_cadence_pauses_after_a_failure(queue: SnapshotQueue) -> None:
+def test_periodic_snapshots_pause_after_a_failure(queue: SnapshotQueue) -> None:
     queue.start_cadence(0.0)
     queue.add_spaced(10.0)
     queue.fail(queue.choose_batch(10.0, 0), OSError("no"), 10.0)
     assert queue.wakes_s(10.0) == 10.0 + FAILED_PAUSE_S + 10.0
 
 
-def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> None:
+def test_a_snapshot_that_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> None:
     queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 5), 1, 5, 0.0)
     queue.outgrown(1, 1.0)
@@ -206,7 +206,7 @@ def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> N
     assert last in queue.choose_batch(1.0, 5)
 
 
-def test_what_lay_in_memory_that_was_removed_is_captured_anew_unless_it_is_durable(queue: SnapshotQueue) -> None:
+def test_a_snapshot_in_removed_memory_is_captured_again_unless_it_is_durable(queue: SnapshotQueue) -> None:
     saved, published, failed = (queue.add_request(SAVE, 0.0) for _ in range(3))
     for sequence, record in enumerate((saved, failed, published), 1):
         queue.captured([record], sequence, sequence, 0.0)
@@ -224,7 +224,7 @@ def test_what_lay_in_memory_that_was_removed_is_captured_anew_unless_it_is_durab
     assert queue.next_work(5.0) is Work.PREPARE, "the cadence's next snapshot is due at once"
 
 
-def test_the_worker_looks_every_two_seconds_and_at_once_when_something_is_wrong(queue: SnapshotQueue) -> None:
+def test_the_worker_checks_every_two_seconds_and_at_once_after_an_error(queue: SnapshotQueue) -> None:
     queue.looked(0.0, is_lost=False)
     assert (queue.wakes_s(1.0), queue.next_work(1.9), queue.next_work(2.0)) == (2.0, Work.SLEEP, Work.LOOK)
     queue.looked(2.0, is_lost=False)
@@ -239,7 +239,7 @@ def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue
     assert [publish(queue, 0.0) for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> None:
+def test_a_save_that_fails_and_is_repaired_is_durable(queue: SnapshotQueue) -> None:
     save = queue.add_request(SAVE, 0.0)
     capture(queue, 0.0, 4)
     queue.save_failed(4)
@@ -343,7 +343,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
-def test_under_every_interleaving_what_is_asked_for_settles_in_order_and_nothing_pinned_is_passed_over(
+def test_under_every_interleaving_requests_settle_in_order_and_no_pinned_snapshot_is_overtaken(
     steps: list[tuple[str, object]],
 ) -> None:
     world = World()
@@ -369,6 +369,6 @@ def test_under_every_interleaving_what_is_asked_for_settles_in_order_and_nothing
         assert state(record) is SnapshotState.DURABLE or record.failure is not None, record
 
 
-def test_a_queue_that_has_nothing_to_do_sleeps_without_end(queue: SnapshotQueue) -> None:
+def test_an_idle_queue_sleeps_without_end(queue: SnapshotQueue) -> None:
     assert queue.next_work(5.0) is Work.SLEEP
     assert queue.wakes_s(5.0) is None

@@ -1,4 +1,4 @@
-"""What snapshots cost and how they are spaced for it can be seen: in `status` and in TensorBoard."""
+"""`status` and TensorBoard show what snapshots cost and how they are spaced for it."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def _train_until(session: Any, train: Any, found: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.fault
-def test_the_interval_that_auto_chose_and_why_is_in_status_and_in_tensorboard(tmp_path: Path) -> None:
+def test_status_and_tensorboard_show_the_interval_that_auto_chose_and_why(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
@@ -67,7 +67,7 @@ def test_the_interval_that_auto_chose_and_why_is_in_status_and_in_tensorboard(tm
 
 
 @pytest.mark.fault
-def test_what_snapshots_of_a_monitored_session_cost_is_in_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard_shows_what_a_monitored_sessions_snapshots_cost(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         train = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
         with procsv.MonitoredTrainingSession(
@@ -81,7 +81,7 @@ def test_what_snapshots_of_a_monitored_session_cost_is_in_tensorboard(tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_an_interval_from_the_command_line_is_shown_as_told(tmp_path: Path) -> None:
+def test_an_interval_from_the_command_line_is_shown_as_given(tmp_path: Path) -> None:
     with launched(tmp_path / "digits", "--snapshot-secs", "0.3", "procsv.examples.digits", "--step-ms", "5") as run:
         run.wait_event("recovered")
         shown = run.wait_for("a snapshot", lambda: _taken(run.status()))

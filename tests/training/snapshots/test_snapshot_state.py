@@ -1,4 +1,4 @@
-"""The life of a snapshot: each pair of state and event leads where this picture says, and every other is a bug."""
+"""A snapshot's state table: each pair of state and event has one result, and any other pair is a bug."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def _expected() -> dict[tuple[SnapshotState, SnapshotEvent], SnapshotState]:
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SnapshotState, SnapshotEvent)))
-def test_a_pair_leads_where_the_picture_says_or_is_a_bug_that_names_it(
+def test_a_pair_leads_where_the_table_says_or_is_a_bug_that_names_it(
     state: SnapshotState, event: SnapshotEvent
 ) -> None:
     after = _expected().get((state, event))

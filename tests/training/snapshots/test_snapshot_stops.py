@@ -1,4 +1,4 @@
-"""The last snapshot before a stop: taken beside a call that changes nothing, thrown away if it may be torn, copied once."""
+"""The last snapshot before a stop is taken beside a harmless call, discarded if it may be torn, and copied once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, WORKER, World
 
 
-def test_after_a_call_that_has_raised_nothing_is_captured_until_one_has_ended(
+def test_after_a_failing_call_nothing_is_captured_until_another_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = threading.Event()
@@ -68,7 +68,7 @@ def test_a_stop_waits_for_the_end_of_a_call_that_may_change_the_state(world: Wor
     assert world.backend.captured_by == [HERE]
 
 
-def test_what_was_captured_beside_a_call_that_has_ended_meanwhile_is_thrown_away(world: World) -> None:
+def test_a_capture_beside_a_call_that_has_ended_meanwhile_is_discarded(world: World) -> None:
     world.source.is_harmless = True
     capturing, ended = threading.Event(), threading.Event()
 
@@ -87,7 +87,7 @@ def test_what_was_captured_beside_a_call_that_has_ended_meanwhile_is_thrown_away
     assert world.wait_told(1).step == 1, "the state after the call, not the torn one"
 
 
-def test_the_last_state_is_copied_once_though_a_stop_and_the_end_ask_for_it(world: World) -> None:
+def test_the_last_state_is_copied_once_though_both_a_stop_and_the_end_request_it(world: World) -> None:
     world.train()
     world.backend.may_copy.clear()
     world.snapshotter.request_stop_save("preempt")

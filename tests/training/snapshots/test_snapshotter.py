@@ -1,4 +1,4 @@
-"""The snapshotter's threads: who captures, who copies, who waits, and in which order locks are taken."""
+"""The snapshotter's threads share the work correctly: who captures, copies and waits, and the order of locks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.support.programs import until
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
 
 
-def test_what_is_captured_at_the_boundary_is_copied_by_the_worker_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_worker_copies_what_is_captured_at_the_boundary(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # however late the boundary comes
     world.train(during=lambda: world.snapshotter.request(PINNED))
     assert world.wait_told(1).step == 1, "the state at the end of the call"
@@ -39,7 +37,7 @@ def test_training_goes_on_while_a_snapshot_is_copied(world: World) -> None:
     assert world.wait_told(1).step == 1
 
 
-def test_snapshots_by_the_cadence_are_captured_at_the_boundary_or_by_the_worker_between_two_calls(world: World) -> None:
+def test_periodic_snapshots_are_captured_at_the_boundary_or_by_the_worker_between_two_calls(world: World) -> None:
     published = threading.Event()
     world.snapshotter.start_cadence(lambda told: published.set())
     assert world.wait_told(1).want == ""
@@ -59,7 +57,7 @@ def test_a_pinned_snapshot_waits_for_a_slot_within_its_call(world: World) -> Non
     assert world.wait_told(1).step == 1
 
 
-def test_what_is_not_pinned_never_holds_up_the_training(world: World) -> None:
+def test_an_unpinned_snapshot_never_delays_the_training(world: World) -> None:
     world.backend.slots = 0
     world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
     assert world.snapshotter.owes
@@ -69,7 +67,7 @@ def test_what_is_not_pinned_never_holds_up_the_training(world: World) -> None:
     assert world.wait_told(1).want == "periodic"
 
 
-def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence(world: World) -> None:
+def test_neither_the_next_nor_a_periodic_snapshot_overtakes_a_pinned_one(world: World) -> None:
     world.train(during=lambda: world.snapshotter.request(PINNED))
     world.wait_told(1)
     world.snapshotter.start_cadence()
@@ -87,7 +85,7 @@ def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence
     )
 
 
-def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_failed(world: World) -> None:
+def test_a_call_that_waits_for_its_checkpoint_ends_once_that_is_durable_or_has_failed(world: World) -> None:
     waits = SnapshotRequest("periodic", pinned=True, until=SnapshotState.DURABLE)
     answered = list[int]()
 
@@ -106,7 +104,7 @@ def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_f
     assert [told.step for told in world.told] == [1, 2]
 
 
-def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
+def test_a_failure_reaches_its_waiter_and_is_logged_if_there_is_none(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.backend.failures = [OSError("first")]
@@ -121,7 +119,7 @@ def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
     assert [record.getMessage() for record in caplog.records] == [Naming("no checkpoint", ": third")]
 
 
-def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_source_ends_the_periodic_snapshots_silently(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.backend.failures = [RuntimeError("Attempted to use a closed Session.")] * 9
     world.snapshotter.start_cadence()
     deadline = threading.Event()
@@ -133,7 +131,7 @@ def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: p
     assert not caplog.records
 
 
-def test_closing_publishes_what_is_captured_and_refuses_what_is_not(world: World) -> None:
+def test_closing_publishes_what_is_captured_and_refuses_the_rest(world: World) -> None:
     world.backend.may_copy.clear()
     world.train(during=lambda: world.snapshotter.request(PINNED))
     closing = threading.Thread(target=world.snapshotter.close)
@@ -155,7 +153,7 @@ def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pyte
         world.snapshotter.take_snapshot("final")
 
 
-def test_snapshots_that_fail_are_told_once_for_each_change_of_what_is_wrong(
+def test_failing_snapshots_are_reported_once_for_each_change_of_the_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # what the worker finds, it tells in its own time

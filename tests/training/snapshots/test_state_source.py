@@ -1,4 +1,4 @@
-"""Every source of state keeps the same contract: the graph session, and NumPy where there is no TensorFlow."""
+"""The graph session keeps the contract of every state source, and NumPy keeps it without TensorFlow."""
 
 import subprocess
 import sys
@@ -91,7 +91,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_a_source_of_state_keeps_its_contract(kind: Kind, check: Callable[[Kind], None]) -> None:
+def test_a_state_source_keeps_its_contract(kind: Kind, check: Callable[[Kind], None]) -> None:
     check(kind)
 
 
@@ -108,7 +108,7 @@ def test_numpy_keeps_the_contract_in_a_process_that_never_imports_tensorflow() -
     assert done.stdout == f"{len(CONTRACT)} kept\n", done.stderr
 
 
-def test_a_graph_session_that_is_closed_is_known_by_its_errors() -> None:
+def test_a_closed_graph_session_is_recognized_by_its_errors() -> None:
     with ExitStack() as stack:
         model = GraphModel(stack, 1, more=False, resource=True)
         model.session.close()

@@ -1,4 +1,4 @@
-"""What the steps beside a snapshot lose."""
+"""The delay of steps beside a snapshot is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def quiet(*seconds: float) -> CallTimes:
     return times
 
 
-def test_the_steps_from_a_capture_to_the_one_that_is_under_way_when_it_is_copied_are_held_against_the_others() -> None:
+def test_steps_from_a_capture_to_the_end_of_its_copy_are_compared_with_the_others() -> None:
     times = quiet(*[0.010] * 9)
     times.captured()
     times.add_call(0.014)
@@ -28,7 +28,7 @@ def test_the_steps_from_a_capture_to_the_one_that_is_under_way_when_it_is_copied
     assert times.take_lost() is None
 
 
-def test_another_kind_of_call_is_not_held_against_the_snapshot_for_all_its_time() -> None:
+def test_a_different_kind_of_call_is_not_charged_to_the_snapshot_in_full() -> None:
     times = quiet(*[0.010] * 9)
     times.captured()
     times.copied()
@@ -36,7 +36,7 @@ def test_another_kind_of_call_is_not_held_against_the_snapshot_for_all_its_time(
     assert times.take_lost() == pytest.approx(0.040)
 
 
-def test_where_some_calls_are_long_anyway_no_snapshot_has_made_them_so() -> None:
+def test_where_some_calls_are_always_slow_no_snapshot_is_blamed() -> None:
     times = quiet(*[0.010] * 9, 7.0)
     assert times.median_s == 0.010
     for _ in range(9):
@@ -50,7 +50,7 @@ def test_where_some_calls_are_long_anyway_no_snapshot_has_made_them_so() -> None
     assert times.take_lost() == pytest.approx(9 * 0.004), "all together, nothing"
 
 
-def test_after_a_handful_of_steps_nothing_is_known() -> None:
+def test_a_handful_of_steps_says_nothing() -> None:
     times = quiet(*[0.010] * 4)
     times.captured()
     times.copied()

@@ -1,4 +1,4 @@
-"""A notice in the middle of whatever the program does: the state is saved at once, and never torn."""
+"""A notice in the middle of any activity saves the state at once and never torn."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_reading_is_harmless_and_writing_is_not(graph: tf.Graph, use_resource: b
             assert not is_harmless(graph, fetches, saved), fetches
 
 
-def test_what_is_not_known_to_read_is_taken_for_writing(graph: tf.Graph) -> None:
+def test_an_op_not_known_to_read_counts_as_writing(graph: tf.Graph) -> None:
     with graph.as_default():
         kept = tf1.get_variable("kept", [], use_resource=True)
 
@@ -121,7 +121,7 @@ with sv.managed_session() as sess:
 
 @pytest.mark.long
 @pytest.mark.fault
-def test_a_last_state_that_takes_long_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
+def test_a_last_state_that_is_slow_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
     """No call goes on for seconds, and a stop would have the state saved: the end of the session is at it already."""
     program = tmp_path / "slow.py"
     program.write_text(SLOW_COPY)

@@ -1,4 +1,4 @@
-"""What stands in the program's own event files about attempts and their ends."""
+"""The program's own event files mark its attempts and their ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def attempts_in(ends: list[str]) -> list[int]:
         ([ended(1, 50, "completed"), ended(1, 50, role="summary")], 50, []),
     ],
 )
-def test_each_end_is_told_by_the_attempt_whose_record_of_it_lasts(
+def test_each_end_is_marked_by_the_attempt_whose_record_of_it_lasts(
     lines: list[Line], first_step: int, wanted: list[int]
 ) -> None:
     assert attempts_in(untold_ends(lines, "trainer", first_step)) == wanted
@@ -85,7 +85,7 @@ def test_a_mark_has_the_attempt_as_a_scalar_and_the_ends_as_text_each_with_a_des
     assert told[-1].startswith(f"attempt {ENDS_MAX + 2} ended at step 50: killed: SIGKILL")
 
 
-def test_the_first_attempt_has_its_number_alone_and_others_than_the_chief_have_none(tmp_path: Path) -> None:
+def test_the_first_attempt_has_only_its_number_and_tasks_other_than_the_chief_have_none(tmp_path: Path) -> None:
     first, other, observed = (a_runtime(tmp_path, 1) for _ in range(3))
     other.connection.start.is_chief = False
     observed.observer = object()
@@ -93,7 +93,7 @@ def test_the_first_attempt_has_its_number_alone_and_others_than_the_chief_have_n
     assert [mark_attempt(one, 0) for one in (other, observed)] == [None, None]
 
 
-def test_a_writer_records_the_attempt_once_at_the_step_where_it_began_and_not_before_it_has_trained(
+def test_a_writer_marks_the_attempt_once_at_its_first_step_and_not_before_it_has_trained(
     tmp_path: Path,
 ) -> None:
     runtime = a_runtime(tmp_path, 2)
@@ -108,7 +108,7 @@ def test_a_writer_records_the_attempt_once_at_the_step_where_it_began_and_not_be
         assert found == ([] if step == 48 else [(48, [ATTEMPT])])
 
 
-def test_a_closed_writer_gets_no_mark_and_does_no_harm(tmp_path: Path) -> None:
+def test_a_closed_writer_gets_no_mark_and_causes_no_error(tmp_path: Path) -> None:
     writer = tf.summary.create_file_writer(str(tmp_path / "events"))
     writer.close()
     mark_once(a_runtime(tmp_path, 2), writer)

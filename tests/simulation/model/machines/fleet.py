@@ -168,7 +168,7 @@ class Fleet:
         return self._groups[run]
 
     def go_on(self, run: str, before: str) -> None:
-        """Let the tasks of `run` share what those of `before` shared."""
+        """Let the tasks of `run` share what the tasks of `before` shared."""
         self._groups[run] = self.group(before)
         self.say(f"{run} goes on with what {before} has left")
 
