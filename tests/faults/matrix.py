@@ -11,7 +11,7 @@ ROWS_IN_ALL = 85
 
 ALSO: dict[int, tuple[str, ...]] = {
     1: ("run/test_survival.py::test_a_kill_before_the_first_step_costs_only_the_start",),
-    7: ("watchdog/core/test_run.py::test_training_that_is_done_ends_in_order_with_exit_code_0",),
+    7: ("watchdog/core/test_run.py::test_complete_training_ends_in_order_with_exit_code_0",),
     8: (
         "run/test_preemption.py::test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step",
     ),

@@ -1,4 +1,4 @@
-"""The core alone, told what happens at a time: for promises about single actions and deadlines, to the tenth of a second."""
+"""The core alone, event by event, for promises about single actions and deadlines to a tenth of a second."""
 
 from __future__ import annotations
 

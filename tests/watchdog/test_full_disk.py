@@ -1,4 +1,4 @@
-"""A program on a disk that is full, as real processes: waited for, and its state in memory named."""
+"""A real program on a full disk is waited for, and its state in memory is named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print("written", flush=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a filesystem")
-def test_a_program_that_finds_no_room_is_started_again_when_there_is_and_it_counts_as_no_failure(
+def test_a_program_that_finds_no_room_restarts_when_there_is_some_and_has_not_failed(
     tmp_path: Path,
 ) -> None:
     program, place = tmp_path / "train.py", tmp_path / "place"
@@ -45,7 +45,7 @@ def test_a_program_that_finds_no_room_is_started_again_when_there_is_and_it_coun
     assert "\nwritten" in said
 
 
-def test_the_errors_of_a_full_disk_are_known_by_their_number_wherever_in_the_chain_they_are() -> None:
+def test_full_disk_errors_are_recognized_by_their_number_anywhere_in_the_chain() -> None:
     for number in (errno.ENOSPC, errno.EDQUOT):
         outer = RuntimeError("the callback failed")
         outer.__cause__ = OSError(number, os.strerror(number))
@@ -58,6 +58,6 @@ class ResourceExhaustedError(Exception):
     """As TensorFlow's."""
 
 
-def test_tensorflow_s_error_of_a_full_disk_is_known_by_its_message() -> None:
+def test_tensorflows_full_disk_error_is_recognized_by_its_message() -> None:
     assert tells_of_no_room(ResourceExhaustedError("run/events.1; No space left on device"))
     assert not tells_of_no_room(ResourceExhaustedError("OOM when allocating tensor"))

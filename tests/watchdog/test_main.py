@@ -1,4 +1,6 @@
-"""The watchdog with real processes: a real trainer bootstrap and summary service, and a stand-in for the checkpoints."""
+"""The watchdog with real processes: a real trainer bootstrap and summary service, and a stand-in
+checkpoint service.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def launched(tmp_path: Path, source: str, **settings: Any) -> Iterator[Run]:
             process.wait()
 
 
-def test_a_program_that_ends_well_ends_the_run_with_0_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_successful_program_ends_the_run_with_0_and_leaves_nothing(tmp_path: Path) -> None:
     source = "import os, sys; print(sys.argv[1:], os.environ['PROCSV_ROLE'], os.environ['PROCSV_INCARNATION'])"
     with launched(tmp_path, source) as run:
         assert run.end() == 0
@@ -145,7 +147,7 @@ def test_a_program_that_ends_well_ends_the_run_with_0_and_nothing_is_left(tmp_pa
         assert re.search(r"^procsv_run_active\{.*\} 0\.0$", (run.logdir / "procsv" / "metrics.prom").read_text(), re.M)
 
 
-def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_path: Path) -> None:
+def test_an_exception_before_the_first_step_is_retried_once_and_explained(tmp_path: Path) -> None:
     with launched(tmp_path, "raise RuntimeError('boom')", backoff=Range(0.05, 60.0)) as run:
         assert run.end() == 70
         said = run.said()
@@ -170,14 +172,14 @@ def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_pat
         ("import sys; sys.exit(2)", "exit code 2 "),
     ],
 )
-def test_row_05_what_cannot_get_better_is_tried_once(tmp_path: Path, source: str, why: str) -> None:
+def test_row_05_a_permanent_error_is_tried_once(tmp_path: Path, source: str, why: str) -> None:
     with launched(tmp_path, source) as run:
         assert run.end() == 70
         assert why in run.journal("gave_up")[0]["why"]
         assert len(run.journal("spawned", "trainer")) == 1
 
 
-def test_a_killed_trainer_is_noticed_at_once_and_started_again(tmp_path: Path) -> None:
+def test_a_killed_trainer_is_noticed_at_once_and_restarted(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
         run.begun()
         others = [run.pid("checkpoint"), run.pid("summary")]
@@ -207,7 +209,7 @@ def test_row_10_the_trainer_holds_the_writer_s_lock_and_the_watchdog_does_not(tm
         assert run.end() == 130
 
 
-def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_trainer_starts(tmp_path: Path) -> None:
+def test_row_14_a_grandchild_in_its_own_session_is_ended_before_the_next_trainer_starts(tmp_path: Path) -> None:
     source = (
         "import os, subprocess, sys, signal\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
@@ -223,7 +225,7 @@ def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_tr
         assert run.end() == 130
 
 
-def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
+def test_a_killed_service_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         trainer = run.pid("trainer")
@@ -239,7 +241,7 @@ def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: P
 
 
 @pytest.mark.long
-def test_a_checkpoint_service_that_never_comes_up_fails_the_run(tmp_path: Path) -> None:
+def test_a_checkpoint_service_that_never_starts_fails_the_run(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, grace_s=3.0, env={"STAND_IN_CHECKPOINT": "die"}) as run:
         assert run.end() == 70
         assert "the checkpoint service failed 5 times" in run.said()
@@ -269,7 +271,9 @@ def test_row_27_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path)
         assert "sent by procsv" in run.journal("exited", "trainer")[0]["evidence"]
 
 
-def test_row_08_a_trainer_that_hears_nothing_is_killed_when_its_share_of_the_grace_is_over(tmp_path: Path) -> None:
+def test_row_08_a_trainer_that_ignores_messages_is_killed_when_its_share_of_the_grace_period_is_over(
+    tmp_path: Path,
+) -> None:
     # The sum never lets go of the interpreter: no handler of a signal and no other thread of the trainer runs.
     source = "import itertools\nprint('begun', flush=True)\nsum(itertools.repeat(0))"
     with launched(tmp_path, source, grace_s=2.5) as run:
@@ -278,7 +282,7 @@ def test_row_08_a_trainer_that_hears_nothing_is_killed_when_its_share_of_the_gra
         assert run.journal("exited", "trainer")[0]["signal"] == "SIGKILL"
 
 
-def test_what_could_not_be_saved_is_exit_70_and_said(tmp_path: Path) -> None:
+def test_a_state_that_could_not_be_saved_ends_the_run_with_70_and_a_message(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, env={"STAND_IN_CHECKPOINT": "unsaved"}) as run:
         run.begun()
         run.process.send_signal(signal.SIGTERM)
@@ -300,7 +304,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
         assert run.end() == 130
 
 
-def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
+def test_row_31_a_deleted_control_socket_is_recreated(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         paths = run.file().paths
@@ -356,7 +360,7 @@ def serve(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_was_in_it(tmp_path: Path) -> None:
+def test_row_50_a_removed_runtime_directory_is_recreated_with_everything_in_it(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
         serve(run.begun())
         paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
@@ -380,7 +384,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
 
 
 @pytest.mark.long
-def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_next_crash_is_recovered(
+def test_row_51_sockets_and_locks_removed_one_by_one_come_back_and_the_next_crash_is_recovered(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
@@ -405,7 +409,7 @@ def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_
         assert not paths.run_dir.exists()
 
 
-def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_path: Path) -> None:
+def test_row_31_a_file_in_place_of_the_control_socket_is_reported_and_stays(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         socket = run.file().paths.control_socket
@@ -421,7 +425,7 @@ def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_
 
 
 @pytest.mark.long
-def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run(tmp_path: Path) -> None:
+def test_row_35_a_logdir_that_was_removed_and_recreated_gets_the_rest_of_the_run(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         remove_live(run.logdir)
@@ -440,13 +444,13 @@ def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run
     "source",
     ["int(input())", "import sys\nint(sys.stdin.readline())", "import sys\nsys.exit(3 if not sys.stdin.read() else 0)"],
 )
-def test_a_program_that_reads_standard_input_has_that_named_in_its_crash_report(tmp_path: Path, source: str) -> None:
+def test_a_program_that_reads_standard_input_is_told_so_in_its_crash_report(tmp_path: Path, source: str) -> None:
     with launched(tmp_path, source, early_failures=1) as run:
         run.end()
     assert "standard input, " in run.report()
 
 
-def test_a_program_without_a_session_is_told_so_at_its_first_kill(tmp_path: Path) -> None:
+def test_a_program_without_a_session_learns_so_at_its_first_kill(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         os.kill(run.begun().pid("trainer"), signal.SIGKILL)
         run.begun(2)

@@ -1,4 +1,4 @@
-"""The watchdog of a run on one machine: it loads nothing that only several machines need."""
+"""The watchdog of a run on one machine loads nothing that only several machines need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_run_on_one_machine_loads_no_module_for_several(tmp_path: Path) -> None:
+def test_a_run_on_one_machine_loads_no_module_for_several_machines(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("print('trained')")
     command = [sys.executable, "-c", LOADED, str(LAUNCH), str(tmp_path / "logdir"), settings_text(), str(program)]

@@ -1,4 +1,4 @@
-"""Signals to a run: what the program handles reaches it as it would without procsv, and no signal ends the supervisor without a word."""
+"""Signals that a program handles reach it as without procsv, and no signal ends the supervisor silently."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def told(run: Run, text: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_a_program_with_a_handler_of_its_own_for_sigterm_has_run_it_when_the_run_ends(
+def test_a_program_with_its_own_sigterm_handler_has_run_it_when_the_run_ends(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, code = HANDLERS[kind]
@@ -78,7 +78,7 @@ def test_a_program_with_a_handler_of_its_own_for_sigterm_has_run_it_when_the_run
         assert not run.journal("run_completed"), "the same command starts it again"
 
 
-def test_a_program_that_handles_sigterm_and_is_preempted_alone_is_started_again_free_of_charge(
+def test_a_program_that_handles_sigterm_and_is_preempted_alone_restarts_for_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = HANDLERS["exits"]
@@ -94,7 +94,7 @@ def test_a_program_that_handles_sigterm_and_is_preempted_alone_is_started_again_
         assert run.end() == 0
 
 
-def test_a_program_that_handles_sigterm_and_goes_on_is_ended_within_the_grace(
+def test_a_program_that_handles_sigterm_and_continues_is_ended_within_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ while True:
 """
 
 
-def test_signals_that_the_program_handles_are_passed_on_to_it(tmp_path: Path) -> None:
+def test_signals_that_the_program_handles_are_forwarded_to_it(tmp_path: Path) -> None:
     with launched(tmp_path, CATCHES) as run:
         run.begun()
         run.until("its handlers in the heartbeat", partial(has_handler, run, signal.SIGQUIT))
@@ -151,9 +151,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU])
-def test_a_signal_that_the_program_does_not_handle_is_named_once_and_the_run_goes_on(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_unhandled_signal_is_named_once_and_the_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         for role in ("checkpoint", "summary"):
@@ -171,14 +169,14 @@ def test_a_signal_that_the_program_does_not_handle_is_named_once_and_the_run_goe
         assert not run.journal("service_restarted")
 
 
-def test_sigquit_ends_the_program_at_once_and_the_run_with_a_word(tmp_path: Path) -> None:
+def test_sigquit_ends_the_program_at_once_and_the_run_with_a_message(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, grace_s=NEWS_S_MAX) as run:
         run.begun().process.send_signal(signal.SIGQUIT)
         assert run.end() == 70
         assert told(run, "SIGQUIT: ")
 
 
-def test_a_closed_terminal_does_not_end_a_run_that_was_started_under_nohup(tmp_path: Path) -> None:
+def test_a_closed_terminal_does_not_end_a_run_under_nohup(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with launched(tmp_path, IDLE) as run:
@@ -192,7 +190,7 @@ def test_a_closed_terminal_does_not_end_a_run_that_was_started_under_nohup(tmp_p
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_table_of_signals_in_the_documents_is_that_of_the_code() -> None:
+def test_the_table_of_signals_in_the_documents_matches_the_code() -> None:
     section = PAGE.read_text().partition("### Signals\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(SIG\w+)`[^|]*\| ([^|]+) \|", section, re.MULTILINE))
     means = {Default.STOP: "saves and stops", Default.STOP_NOW: "ends the program at once", Default.GO_ON: "goes on"}

@@ -1,4 +1,4 @@
-"""What a person sees of a launch: the program's output without noise, and the watchdog's own few lines."""
+"""A launch's terminal shows the program's output without noise, and a few lines of the watchdog."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOISE = "I0000 00:00:1795351587.124464    3412 cudart_stub.cc:31] Could not find
 NOISY = f"import sys\nprint('{NOISE}', file=sys.stderr)\nprint('1 of 3')\nsys.exit(78)"
 
 
-def test_start_up_noise_is_in_the_log_file_and_neither_in_the_echo_nor_in_the_crash_report(tmp_path: Path) -> None:
+def test_start_up_noise_is_in_the_log_file_but_not_in_the_echo_or_the_crash_report(tmp_path: Path) -> None:
     with launched(tmp_path, NOISY) as run:
         assert run.end() == 70
         assert NOISE in run.log()
@@ -40,7 +40,7 @@ def test_start_up_noise_is_in_the_log_file_and_neither_in_the_echo_nor_in_the_cr
             assert "cudart_stub" not in text
 
 
-def test_a_launch_begins_with_its_version_its_directory_where_it_starts_and_how_to_watch_it(tmp_path: Path) -> None:
+def test_a_launch_shows_its_version_directory_start_and_how_to_watch_it(tmp_path: Path) -> None:
     with launched(tmp_path, "print('hello')") as run:
         assert run.end() == 0
         version, beginning, watching, *_ = run.said().splitlines()
@@ -49,7 +49,7 @@ def test_a_launch_begins_with_its_version_its_directory_where_it_starts_and_how_
     assert f"procsv top {run.logdir}" in watching
 
 
-def test_an_error_of_procsv_s_own_is_shown_once_and_without_a_traceback(tmp_path: Path) -> None:
+def test_our_own_error_is_shown_once_and_without_a_traceback(tmp_path: Path) -> None:
     source = "from procsv.base.errors import UserError\nraise UserError('the logdir is /a, and must be /b')"
     with launched(tmp_path, source) as run:
         assert run.end() == 70
@@ -87,7 +87,9 @@ def test_a_program_without_a_session_ends_at_once_and_in_order_when_it_is_stoppe
         assert not (run.logdir / "procsv" / "crashes").exists()
 
 
-def test_what_does_not_end_at_the_first_ctrl_c_ends_at_the_second_as_the_first_one_says(tmp_path: Path) -> None:
+def test_a_run_that_does_not_end_at_the_first_ctrl_c_ends_at_the_second_as_the_first_one_announces(
+    tmp_path: Path,
+) -> None:
     with launched(tmp_path, STUBBORN, grace_s=36_000.0) as run:
         run.begun()
         run.process.send_signal(signal.SIGINT)
@@ -154,7 +156,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_the_run(
+def test_on_a_terminal_a_status_line_is_below_a_progress_bar_and_goes_with_the_run(
     tmp_path: Path, columns: int
 ) -> None:
     watched = Watched(tmp_path, BAR, columns)
@@ -175,7 +177,7 @@ def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_t
         watched.close()
 
 
-def test_a_key_typed_on_a_live_terminal_leaves_nothing_behind_and_the_terminal_is_given_back_as_it_was(
+def test_a_key_typed_on_a_live_terminal_leaves_nothing_behind_and_the_terminal_is_restored(
     tmp_path: Path,
 ) -> None:
     watched = Watched(tmp_path, BAR, 80)

@@ -1,4 +1,4 @@
-"""Two that want one logdir, as real processes: what an older run has left alive, and another machine."""
+"""Two writers never share a logdir: what an older run left alive, and another machine, as real processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def abandoned(tmp_path: Path, env: dict[str, str]) -> Iterator[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Not a zombie either, which waits for whoever is to reap an orphan."""
+    """Return whether the process runs. A zombie orphan that waits to be reaped does not."""
     try:
         return process_state(pid) not in ("Z", "X")
     except psutil.NoSuchProcess:
@@ -97,7 +97,7 @@ def put(tmp_path: Path, lease: Lease) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("locks", [{}, NO_LOCKS], ids=["locks", "no locks"])
-def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_logdir_knows(
+def test_row_53_nothing_starts_beside_a_frozen_trainer_that_only_the_logdir_knows(
     tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
 ) -> None:
     with abandoned(tmp_path, locks) as old, launched(tmp_path, IDLE, env={**elsewhere, **locks}) as run:
@@ -113,7 +113,7 @@ def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_log
 
 
 @pytest.mark.long
-def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
+def test_row_53_a_dead_runs_frozen_trainer_is_killed_once_its_time_is_over(
     tmp_path: Path, elsewhere: dict[str, str]
 ) -> None:
     env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
@@ -126,7 +126,7 @@ def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
 
 
 @pytest.mark.parametrize("locks", [{}, NO_LOCKS], ids=["locks", "no locks"])
-def test_row_53_a_frozen_watchdog_whose_run_json_is_gone_still_has_its_logdir(
+def test_row_53_a_frozen_watchdog_without_run_json_still_has_its_logdir(
     tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
 ) -> None:
     with launched(tmp_path, IDLE, env=locks) as run:
@@ -141,7 +141,7 @@ def test_row_53_a_frozen_watchdog_whose_run_json_is_gone_still_has_its_logdir(
         assert run.end() in NOT_SAVED
 
 
-def test_row_53_nothing_of_a_run_is_ended_as_long_as_its_watchdog_lives_whatever_files_are_gone(
+def test_row_53_no_process_of_a_run_is_ended_while_its_watchdog_lives_whatever_files_are_gone(
     tmp_path: Path, elsewhere: dict[str, str]
 ) -> None:
     source = (
@@ -185,7 +185,7 @@ def test_row_53_everything_that_writes_to_a_logdir_holds_its_lock(tmp_path: Path
 
 
 @pytest.mark.long
-def test_row_53_a_writers_lock_whose_file_is_gone_still_keeps_the_next_trainer_from_starting(tmp_path: Path) -> None:
+def test_row_53_a_writers_lock_without_its_file_still_keeps_the_next_trainer_from_starting(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
         run.begun()
         trainer, path = run.pid("trainer"), run.file().paths.writer_lock(TRAINER)
@@ -212,7 +212,7 @@ def take_fd(pid: int, fd: int) -> int:
 
 
 @pytest.mark.long
-def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(tmp_path: Path) -> None:
+def test_row_53_lock_and_lease_are_renewed_in_a_directory_that_was_replaced(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
         paths = find_paths(run.logdir)
@@ -247,7 +247,7 @@ def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp
 
 
 @pytest.mark.long
-def test_row_53_a_lease_that_another_machine_does_not_renew_is_taken_over(tmp_path: Path) -> None:
+def test_row_53_an_unrenewed_lease_of_another_machine_is_taken_over(tmp_path: Path) -> None:
     put(tmp_path, ELSEWHERE)
     with launched(tmp_path, IDLE, env={"STAND_IN_LEASE_S": "2.0"}) as run:
         run.begun()
@@ -278,7 +278,7 @@ def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_noth
     assert not run.journal("exited", "trainer"), "which is the other's directory"
 
 
-def test_row_68_a_run_that_is_stopped_in_the_renewal_of_its_lease_and_wakes_up_after_a_takeover_takes_nothing_back(
+def test_row_68_a_run_frozen_in_its_lease_renewal_that_wakes_after_a_takeover_takes_nothing_back(
     tmp_path: Path,
 ) -> None:
     env = {"PROCSV_FAILPOINTS": "lease.before_replacing=1*off->1*stop", "STAND_IN_RENEW_S": "0.2"}

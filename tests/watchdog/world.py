@@ -1,7 +1,8 @@
-"""A run in memory: the real core and event loop in a machine of doubles, in which a test makes things happen.
+"""A run in memory: the real core and event loop in a machine of doubles, where a test makes things
+happen.
 
-Time moves only in `advance`.  Processes live until they are signalled or a test ends them.  Messages go by no network: what is
-told is noted, and a test says what is heard.
+Time moves only in `advance`. Processes live until they are signalled or a test ends them. There is
+no network: outgoing messages are recorded, and a test supplies the incoming ones.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class World(MachineInMemory[Process]):
     said: list[str] = field(default_factory=list)
     told: list[tuple[TaskId, Message]] = field(default_factory=list)
     signals: list[tuple[TaskId, int]] = field(default_factory=list)
-    imports_slowly: bool = False  # a standby that is told of more: the test says when it waits again
+    imports_slowly: bool = False  # a standby with more to import: the test says when it waits again
     told_more: int = 0
     reports: list[Report] = field(default_factory=list)
     sequence: int = 0
@@ -212,7 +213,7 @@ class World(MachineInMemory[Process]):
 
     # -- what happens --------------------------------------------------------------------------------------
     def handle(self, event: Event) -> None:
-        """Something of which the event loop makes this event."""
+        """Handle what the event loop turns into this event."""
         self.reactor.handle(event)
         self.turn()
 

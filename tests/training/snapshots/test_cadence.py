@@ -34,9 +34,7 @@ def test_auto_starts_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_t
     assert cadence.told().spacing is Spacing.AUTO_LEAST
 
 
-def test_the_delay_of_steps_beside_a_copy_counts_in_full_and_a_copy_that_delays_no_step_by_a_tenth_of_its_time() -> (
-    None
-):
+def test_delayed_steps_beside_a_copy_count_in_full_and_a_copy_that_delays_no_step_by_a_tenth_of_its_time() -> None:
     cadence = Cadence(None)
     for _ in range(2):
         cadence.learn(0.002, 0.1)

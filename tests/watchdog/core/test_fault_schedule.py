@@ -1,4 +1,4 @@
-"""Fault plans in the watchdog: each fault at its time, as often as it says, whatever was killed in between."""
+"""The watchdog injects each planned fault at its time and as often as planned, across restarts and launches."""
 
 from pathlib import Path
 
@@ -75,14 +75,14 @@ def test_a_step_of_the_trainers_own_is_left_to_the_trainer() -> None:
     assert _due(_schedule("kill trainer after 5s"), 1e6, 1000) == [0]
 
 
-def test_what_happened_in_an_earlier_launch_does_not_happen_again() -> None:
+def test_a_fault_of_an_earlier_launch_does_not_happen_again() -> None:
     texts = ("kill watchdog at step 5", "kill watchdog every 100 steps", "kill summary after 1s, 3 times")
     schedule = _schedule(*texts, done=[1, 2, 2])
     assert _due(schedule, 200, 250) == [2]
     assert _due(schedule, 200, 300) == [1, 2]
 
 
-def test_random_faults_have_the_schedule_of_their_seed() -> None:
+def test_random_faults_follow_the_schedule_of_their_seed() -> None:
     def times(seed: int) -> list[float]:
         schedule, found = _schedule("kill trainer at random every 30s", seed=seed), []
         for _ in range(20):
@@ -104,7 +104,7 @@ def logdir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
-def test_only_the_newest_checkpoint_is_spoiled(logdir: Path, how: str) -> None:
+def test_only_the_newest_checkpoint_is_damaged(logdir: Path, how: str) -> None:
     victim = logdir / "model.ckpt-10.data-00000-of-00001"
     assert corrupt_newest(logdir, how) == victim
     if how == "delete":
@@ -117,6 +117,6 @@ def test_only_the_newest_checkpoint_is_spoiled(logdir: Path, how: str) -> None:
     assert (logdir / "model.ckpt-9.data-00000-of-00001").read_bytes() == bytes(range(100))
 
 
-def test_a_logdir_without_checkpoints_has_nothing_to_spoil(tmp_path: Path) -> None:
+def test_a_logdir_without_checkpoints_has_nothing_to_damage(tmp_path: Path) -> None:
     assert newest_files(tmp_path) == []
     assert corrupt_newest(tmp_path, "flip") is None

@@ -1,4 +1,4 @@
-"""What a launch does with the run that it finds: it goes on only with the one that it asks for."""
+"""A launch resumes the run that it finds only if that is the run it asks for."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ COMPLETE = {"is_complete": True}
 CHANGED = {"changed": ("model.py",), "listed": "model.py"}
 
 
-def test_an_unfinished_run_goes_on_without_a_word_and_whatever_has_changed_in_its_files() -> None:
+def test_an_unfinished_run_resumes_silently_whatever_has_changed_in_its_files() -> None:
     assert decide(found()) == decide(found(**CHANGED)) == decide(found(changed=None)) == GoOn()
 
 
 @pytest.mark.parametrize(
     "more", [{}, COMPLETE, {**COMPLETE, **CHANGED}, {"resumes": True}, {**COMPLETE, "resumes": True}]
 )
-def test_other_arguments_are_refused_with_both_command_lines_and_what_to_say_instead(more: dict[str, Any]) -> None:
+def test_other_arguments_are_refused_with_both_command_lines_and_the_option_to_use(more: dict[str, Any]) -> None:
     refused = decide(found(**OTHER, **more))
     assert isinstance(refused, Refuse)
     for word in (
@@ -53,7 +53,7 @@ def test_other_arguments_are_refused_with_both_command_lines_and_what_to_say_ins
         assert word in refused.text
 
 
-def test_other_arguments_go_on_in_the_logdir_that_was_named_and_one_line_says_what_differs() -> None:
+def test_other_arguments_continue_in_a_named_logdir_with_one_line_about_the_difference() -> None:
     verdict = decide(found(**OTHER, names_logdir=True))
     assert verdict == decide(found(**OTHER, **COMPLETE, names_logdir=True)), "a run that is trained for longer, say"
     assert isinstance(verdict, GoOn)
@@ -64,7 +64,7 @@ def test_other_arguments_go_on_in_the_logdir_that_was_named_and_one_line_says_wh
 
 
 @pytest.mark.parametrize("names_logdir", [True, False])
-def test_a_run_that_nothing_has_come_of_has_no_arguments_yet(names_logdir: bool) -> None:
+def test_a_run_without_results_has_no_arguments_yet(names_logdir: bool) -> None:
     assert decide(found(**OTHER, holds_results=False, names_logdir=names_logdir)) == Adopt()
 
 
@@ -85,11 +85,11 @@ def test_a_complete_run_whose_program_has_changed_is_refused_and_the_files_are_n
 
 
 @pytest.mark.parametrize("doubt", [{"changed": None}, {"is_on_disk": False}, {"is_complete": False}])
-def test_a_program_is_started_wherever_it_is_not_certain_that_nothing_is_to_do(doubt: dict[str, Any]) -> None:
+def test_a_program_is_started_unless_it_certainly_has_nothing_to_do(doubt: dict[str, Any]) -> None:
     assert decide(found(**{**COMPLETE, **doubt})) == GoOn()
 
 
-def test_nothing_is_skipped_unless_all_is_known_and_no_other_arguments_go_on_unasked() -> None:
+def test_nothing_is_skipped_unless_everything_is_known_and_no_other_arguments_continue_unasked() -> None:
     names = ("is_other", "names_logdir", "resumes", "holds_results", "is_complete", "is_on_disk")
     for values in itertools.product((False, True), repeat=len(names)):
         for changed in ((), ("a.py",), None):

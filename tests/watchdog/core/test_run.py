@@ -1,4 +1,4 @@
-"""Scenarios of whole runs, played against the core alone: what happens, what is journaled, how it ends."""
+"""Scenarios of whole runs through the core alone: what happens, what is journaled, how it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DONE = Exit(0, None)
 BOOM = LastWords("ValueError", "boom", "Traceback …", 840)
 
 
-def test_services_start_first_and_everything_gets_a_line() -> None:
+def test_services_start_first_and_everything_gets_a_message() -> None:
     world = World()
 
     assert [(entry.task, entry.incarnation) for entry in world.events("spawned")] == [
@@ -34,7 +34,7 @@ def test_services_start_first_and_everything_gets_a_line() -> None:
     assert world.core.state_label == "pending"
 
 
-def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
+def test_complete_training_ends_in_order_with_exit_code_0() -> None:
     world = running()
     world.crash(DONE)
 
@@ -46,7 +46,7 @@ def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
     assert not world.alive
 
 
-def test_a_killed_trainer_is_started_again_and_the_services_keep_their_pids() -> None:
+def test_a_killed_trainer_restarts_and_the_services_keep_their_pids() -> None:
     world = running()
     world.memory_step = 838
     world.crash()
@@ -77,7 +77,7 @@ def test_recovery_is_measured_from_the_death_of_the_old_trainer() -> None:
     assert len(world.events("ready")) == 2
 
 
-def test_the_checkpoint_service_is_told_of_every_death() -> None:
+def test_the_checkpoint_service_learns_of_every_death() -> None:
     world = running()
     for incarnation in (1, 2, 3):
         world.crash()
@@ -87,7 +87,7 @@ def test_the_checkpoint_service_is_told_of_every_death() -> None:
         world.train(850 + incarnation)
 
 
-def test_a_checkpoint_service_that_dies_before_it_has_settled_is_told_again() -> None:
+def test_a_checkpoint_service_that_dies_before_it_has_settled_learns_of_the_death_again() -> None:
     world = running(answers_settled=False)
     world.crash()
     world.end(CHECKPOINT, KILLED)
@@ -97,7 +97,7 @@ def test_a_checkpoint_service_that_dies_before_it_has_settled_is_told_again() ->
     assert [body for task, body in world.told if task == CHECKPOINT] == [TrainerExited(1, clean=False)] * 2
 
 
-def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
+def test_nothing_starts_before_the_old_tree_is_gone() -> None:
     world = running(stubborn=True)
     world.crash()
     world.advance(20.0)
@@ -155,7 +155,7 @@ def test_the_fifth_failure_waits_for_the_crash_save_before_it_gives_up() -> None
     assert world.alive[TRAINER].incarnation == 6
 
 
-def test_an_exception_before_the_first_step_twice_ends_with_its_traceback() -> None:
+def test_two_exceptions_before_the_first_step_end_the_run_with_the_traceback() -> None:
     world = World().ready()
     for _ in range(2):
         world.handle(Said(TRAINER, world.alive[TRAINER].incarnation, Hello(1)))
@@ -166,7 +166,7 @@ def test_an_exception_before_the_first_step_twice_ends_with_its_traceback() -> N
     assert "ValueError: boom" in world.said[-2] + world.said[-1]
 
 
-def test_what_an_earlier_launch_left_on_disk_is_what_the_next_start_goes_on_from() -> None:
+def test_the_next_start_resumes_from_what_an_earlier_launch_left_on_disk() -> None:
     world = World(Settings(saved_step=1620)).ready()
     for _ in range(4):  # by signals, as a broken library at its import would: no reason to distrust what is on disk
         world.handle(Said(TRAINER, world.alive[TRAINER].incarnation, Hello(1)))
@@ -194,7 +194,7 @@ def test_a_deterministic_program_gives_up_after_three() -> None:
     assert "deterministic" in world.last("gave_up")["why"]
 
 
-def test_exit_75_is_started_again_at_once_and_free() -> None:
+def test_exit_75_restarts_at_once_for_free() -> None:
     world = running()
     world.crash(Exit(75, None))
     world.advance(0.01)
@@ -205,7 +205,7 @@ def test_exit_75_is_started_again_at_once_and_free() -> None:
 
 
 # -- news of the dead ------------------------------------------------------------------------------------------
-def test_what_an_older_incarnation_says_changes_nothing() -> None:
+def test_messages_of_an_older_attempt_change_nothing() -> None:
     world = running()
     world.crash()
     world.advance(2.0)
@@ -236,7 +236,7 @@ def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() 
     assert world.core.chief.history.no_progress_count == 1
 
 
-def test_the_budget_is_the_one_that_launch_was_given() -> None:
+def test_the_budget_is_the_one_given_to_the_launch() -> None:
     world = running(settings=Settings(LaunchSettings(max_failures=1)))
     world.crash()
 
@@ -272,7 +272,7 @@ def _something_happens(world: World, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: int) -> None:
+def test_whatever_happens_a_stopped_run_ends_and_leaves_no_process(block: int) -> None:
     """Random schedules, replayable from their seed; the world checks that no task ever runs twice."""
     for seed in range(block * 40, block * 40 + 40):
         rng, world = random.Random(seed), World(seed=seed)

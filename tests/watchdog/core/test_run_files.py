@@ -1,4 +1,4 @@
-"""What is done about lost directories, sockets and locks, said in looks at them."""
+"""Lost directories, sockets and locks are noticed, reported and restored."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def seen(*states: FileState) -> RunFilesWatch:
     return watch
 
 
-def test_what_is_not_there_at_the_first_look_is_lost() -> None:
+def test_a_file_missing_at_the_first_look_is_lost() -> None:
     assert journaled(RunFilesWatch().check_files([DIRECTORY, gone(OURS)], 0.0)) == [("ground_lost", OURS.path)]
 
 
-def test_what_stays_is_no_news() -> None:
+def test_what_stays_is_not_news() -> None:
     watch = seen(*ALL)
     assert watch.check_files(ALL, 2.0) == []
     assert watch.error == ""
 
 
-def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> None:
+def test_a_lost_directory_is_one_loss_and_is_back_when_everything_in_it_is() -> None:
     watch = seen(*ALL)
     lost = watch.check_files([gone(state) for state in ALL], 2.0)
     assert journaled(lost) == [("ground_lost", "/run/x")]
@@ -73,7 +73,7 @@ def test_a_replaced_directory_is_lost_and_restored() -> None:
     ]
 
 
-def test_a_single_socket_is_a_loss_of_its_own() -> None:
+def test_a_single_socket_is_its_own_loss() -> None:
     watch = seen(*ALL)
     assert watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 1.5) == [], "its process may just be dying"
     assert not watch.is_settled
@@ -83,7 +83,7 @@ def test_a_single_socket_is_a_loss_of_its_own() -> None:
     assert watch.is_settled
 
 
-def test_a_socket_that_is_back_before_the_second_look_is_lost_and_restored() -> None:
+def test_a_socket_that_is_back_before_the_second_look_was_lost_and_restored() -> None:
     watch = seen(*ALL)
     watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 1.5)
     assert journaled(watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 2.0)) == [
@@ -101,7 +101,7 @@ def test_a_service_that_was_just_dying_has_lost_nothing() -> None:
     assert watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 4.0) == []
 
 
-def test_a_service_that_ends_takes_its_files_along() -> None:
+def test_a_service_that_ends_removes_its_own_files() -> None:
     watch = seen(*ALL)
     for now_s in (1.5, 2.0):
         watch.check_files([DIRECTORY, OURS, gone(THEIRS)], now_s)
@@ -113,7 +113,7 @@ def test_a_service_that_ends_takes_its_files_along() -> None:
     assert watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
 
 
-def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look() -> None:
+def test_a_failed_restore_is_reported_once_and_retried_at_each_look() -> None:
     watch = seen(DIRECTORY)
     watch.check_files([gone(DIRECTORY)], 2.0)
     assert len(said(watch.not_restored("/run/x", "No space left on device"))) == 1
@@ -122,7 +122,7 @@ def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look()
     assert "No space left on device" in watch.error
 
 
-def test_what_others_say_is_journaled_alone() -> None:
+def test_what_others_report_is_only_journaled() -> None:
     logdir = FileState(LOGDIR, "/logdir", (1, 7), is_said_by_others=True)
     watch = seen(logdir)
     lost = watch.check_files([gone(logdir)], 2.0)
@@ -134,13 +134,13 @@ def test_what_others_say_is_journaled_alone() -> None:
     assert (journaled(back), said(back)) == ([("ground_restored", "/logdir")], [])
 
 
-def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> None:
+def test_a_failed_restore_in_a_lost_directory_is_not_news() -> None:
     watch = seen(*ALL)
     watch.check_files([gone(state) for state in ALL], 2.0)
     assert watch.not_restored(OURS.path, "No such file or directory") == []
 
 
-def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> None:
+def test_a_loss_and_its_end_are_reported_and_journaled_as_the_watchdogs() -> None:
     watch = seen(DIRECTORY)
     assert watch.check_files([gone(DIRECTORY)], 2.0)[:2] == [
         WriteEntry(an_entry("ground_lost", what=RUN_DIR, path="/run/x"), WATCHDOG, 1),

@@ -1,4 +1,4 @@
-"""The core alone, told what happens at a time: what it does and says about it, in which order, and when its deadlines end."""
+"""The core alone, event by event: its actions, their order, and when its deadlines end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, beat, jou
 
 
 # -- a stop ----------------------------------------------------------------------------------------------------
-def test_a_stop_is_written_down_before_any_signal_and_wakes_the_services() -> None:
+def test_a_stop_is_recorded_before_any_signal_and_wakes_the_services() -> None:
     out = Played().stop()
 
     assert isinstance(out[0], WriteRun)
@@ -40,7 +40,7 @@ def test_a_stop_is_written_down_before_any_signal_and_wakes_the_services() -> No
     assert not journaled(out, "preempt_notice")
 
 
-def test_the_same_stop_again_says_and_does_nothing_and_one_without_patience_kills() -> None:
+def test_repeating_a_stop_does_nothing_and_one_without_patience_kills() -> None:
     played = Played()
     played.stop()
     assert played.stop() == []
@@ -51,7 +51,7 @@ def test_the_same_stop_again_says_and_does_nothing_and_one_without_patience_kill
     assert exited["evidence"] == Naming("SIGKILL", ": SIGTERM ")
 
 
-def test_a_trainer_that_does_not_stop_is_killed_for_that() -> None:
+def test_a_trainer_that_does_not_stop_is_killed_for_it() -> None:
     played = Played()
     played.stop()
     assert killed(played.tick(116.9)) == []
@@ -60,19 +60,19 @@ def test_a_trainer_that_does_not_stop_is_killed_for_that() -> None:
     assert exited["evidence"] == Naming("SIGKILL", " 25 s")
 
 
-def test_a_notice_is_journaled_with_its_grace_and_names_the_last_checkpoint() -> None:
+def test_a_notice_is_journaled_with_its_grace_period_and_names_the_last_checkpoint() -> None:
     out = Played().stop(is_notice=True)
     assert journaled(out, "preempt_notice") == [{"grace": 25.0, "source": "SIGTERM"}]
     assert Tell(TRAINER, StopTraining(17.0, "preempt", ends_run=True)) in out
 
 
-def test_a_stop_of_a_run_whose_training_is_done_has_nothing_to_say() -> None:
+def test_a_stop_of_a_run_with_complete_training_reports_nothing() -> None:
     played = Played()
     played.end(TRAINER, DONE)
     assert said(played.stop()) == []
 
 
-def test_a_preemption_by_the_plan_is_told_with_all_of_its_grace() -> None:
+def test_a_planned_preemption_is_reported_with_its_whole_grace_period() -> None:
     out = Played().tell(PreemptAsked(10.0, "the plan"))
     assert journaled(out, "preempt_notice") == [{"grace": 10.0, "source": "the plan"}]
     assert Tell(TRAINER, StopTraining(10.0, "preempt")) in out
@@ -80,7 +80,7 @@ def test_a_preemption_by_the_plan_is_told_with_all_of_its_grace() -> None:
 
 # -- the end of the services -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("dies_s", "end_s"), [(101.0, 122.0), (116.9, 122.0), (117.5, 122.5), (121.0, 126.0)])
-def test_the_services_of_a_stopped_run_have_22_of_25_seconds_and_5_at_least(dies_s: float, end_s: float) -> None:
+def test_the_services_of_a_stopped_run_get_22_of_25_seconds_and_at_least_5(dies_s: float, end_s: float) -> None:
     played = Played()
     played.stop()
     played.end(TRAINER, SAVED, at_s=dies_s)
@@ -94,14 +94,14 @@ def test_the_services_of_a_stopped_run_have_22_of_25_seconds_and_5_at_least(dies
         assert not [text for text, _ in said(out) if "starting it again" in text]
 
 
-def test_the_services_have_900_seconds_after_the_end_of_training() -> None:
+def test_the_services_get_900_seconds_after_the_end_of_training() -> None:
     played = Played()
     played.end(TRAINER, DONE)
     assert killed(played.tick(999.9)) == []
     assert killed(played.tick(1000.0)) == [CHECKPOINT, SUMMARY]
 
 
-def test_a_service_that_dies_when_its_time_is_over_is_not_started_again() -> None:
+def test_a_service_that_dies_after_its_time_is_not_restarted() -> None:
     for at_s, is_again in ((121.9, True), (122.0, False)):
         played = Played()
         played.stop()
@@ -119,7 +119,7 @@ def test_services_that_do_not_even_die_are_left_after_30_seconds() -> None:
     assert [action.exit_code for action in played.tick(152.0) if isinstance(action, Quit)] == [70]
 
 
-def test_services_that_still_start_in_a_run_that_never_spoke_are_ended_at_once() -> None:
+def test_services_still_starting_in_a_run_that_never_spoke_are_ended_at_once() -> None:
     played = Played(is_up=False, trains=False)
     played.stop()
     assert killed(played.end(TRAINER, Exit(None, signal.SIGTERM))) == [CHECKPOINT, SUMMARY]
@@ -127,7 +127,7 @@ def test_services_that_still_start_in_a_run_that_never_spoke_are_ended_at_once()
     assert exited["evidence"] == Naming("SIGKILL", "nothing to do")
 
 
-def test_services_that_still_start_after_a_training_that_was_over_before_it_was_heard_are_waited_for() -> None:
+def test_services_still_starting_after_a_training_that_was_over_before_it_was_heard_are_waited_for() -> None:
     played = Played(is_up=False, trains=False)
     played.tell(Ticked({TRAINER: beat(Phase.STEP, 2)}))
     assert killed(played.end(TRAINER, DONE)) == []
@@ -145,7 +145,7 @@ def test_only_the_service_that_keeps_the_state_waits_for_what_the_trainer_left()
     assert told(played.answer(TrainerExited(1, True), "")) == [(CHECKPOINT, Finish)]
 
 
-def test_a_service_that_is_late_to_start_is_told_to_finish_after_the_other_has() -> None:
+def test_a_service_that_starts_late_is_asked_to_finish_after_the_other_has() -> None:
     played = Played(is_up=False)
     played.tell(ServiceReady(CHECKPOINT, 1))
     played.end(TRAINER, DONE)
@@ -155,7 +155,7 @@ def test_a_service_that_is_late_to_start_is_told_to_finish_after_the_other_has()
     assert [action.exit_code for action in played.end(SUMMARY, DONE) if isinstance(action, Quit)] == [0]
 
 
-def test_the_first_reason_why_the_newest_state_is_not_on_disk_is_told() -> None:
+def test_the_first_reason_why_the_newest_state_is_not_on_disk_is_reported() -> None:
     for first, second, why in (("disk full", "gone", "disk full"), ("", "gone", "gone")):
         played = Played()
         played.end(TRAINER, DONE)
@@ -168,12 +168,12 @@ def test_the_first_reason_why_the_newest_state_is_not_on_disk_is_told() -> None:
 
 # -- services ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("fault", "how"), [("", "(SIGKILL)"), ("kill summary at step 3", "(SIGKILL, by ")])
-def test_a_service_that_ends_is_said_with_what_was_behind_it(fault: str, how: str) -> None:
+def test_a_services_end_is_reported_with_its_reason(fault: str, how: str) -> None:
     out = Played().end(SUMMARY, KILLED, fault=fault)
     assert said(out) == [(Naming("summary service", how), True)]
 
 
-def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> None:
+def test_a_service_last_seen_working_does_not_come_back_at_once() -> None:
     for phase, is_at_once in ((Phase.IDLE, True), (Phase.SAVE, False)):
         played = Played()
         played.tell(Ticked({CHECKPOINT: Heartbeat(phase, 1, 0, 100.0, 0.0)}))
@@ -181,7 +181,7 @@ def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> No
         assert any(isinstance(action, StartAttempt) for action in out) is is_at_once
 
 
-def test_a_service_that_cannot_be_started_and_a_bad_checkpoint_are_bad_news() -> None:
+def test_a_service_that_cannot_start_and_a_bad_checkpoint_are_bad_news() -> None:
     played = Played()
     assert said(played.tell(NotStarted(SUMMARY, 1, "EAGAIN"))) == [(Naming("summary service: EAGAIN; "), True)]
     assert said(played.tell(Said(CHECKPOINT, 1, Rejected("/l/m-1", "torn")))) == [(Naming("/l/m-1 ", ": torn"), True)]
@@ -200,7 +200,7 @@ def lose(played: Played, task: TaskId) -> list[Action]:
     ("task", "trains", "is_killed"),
     [(CHECKPOINT, False, True), (CHECKPOINT, True, False), (SUMMARY, False, False), (SUMMARY, True, False)],
 )
-def test_a_lost_service_ends_the_run_and_only_a_trainer_that_waits_for_its_state_is_not_waited_for(
+def test_a_lost_service_ends_the_run_without_waiting_for_a_trainer_that_waits_for_its_state(
     task: TaskId, trains: bool, is_killed: bool
 ) -> None:
     played = Played(trains=trains)
@@ -212,7 +212,7 @@ def test_a_lost_service_ends_the_run_and_only_a_trainer_that_waits_for_its_state
     assert played.core.stop_source == "a lost service"
 
 
-def test_a_lost_service_of_an_observed_program_is_bad_news_and_no_end() -> None:
+def test_a_lost_service_of_an_observed_program_is_bad_news_and_not_the_end() -> None:
     played = Played(observes=True)
     ((text, is_bad),) = said(lose(played, CHECKPOINT))
     assert text.endswith("program goes on")
@@ -233,7 +233,7 @@ def test_a_taken_logdir_is_bad_news_and_the_source_of_the_stop_unless_there_was_
 
 
 @pytest.mark.parametrize(("dies", "who"), [(False, "1002"), (True, "(a child ")])
-def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: bool, who: str) -> None:
+def test_a_process_that_does_not_die_is_named_and_shown_and_makes_the_run_end_with_70(dies: bool, who: str) -> None:
     played = Played()
     played.stop(now=True)
     assert played.core.state_label == "stopping"
@@ -253,7 +253,7 @@ def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: boo
     assert [action.exit_code for action in out if isinstance(action, Quit)] == [70]
 
 
-def test_the_end_of_the_chief_asks_the_other_tasks_to_stop_and_ends_the_run_after_them() -> None:
+def test_the_end_of_the_chief_asks_the_other_tasks_to_stop_and_then_ends_the_run() -> None:
     played = Played(tasks=(TRAINER, WORKER))
     out = played.end(TRAINER, DONE)
 
@@ -274,7 +274,7 @@ def test_a_stop_ends_the_workers_then_the_chief_then_the_servers() -> None:
     assert [task for task, body in told(played.end(TRAINER, SAVED)) if body is StopTraining] == [server]
 
 
-def test_an_evaluator_that_is_given_up_ends_nothing_and_a_worker_ends_the_run() -> None:
+def test_giving_up_an_evaluator_ends_nothing_and_giving_up_a_worker_ends_the_run() -> None:
     words = LastWords("ModuleNotFoundError", "no module", "", -1, True)  # starting it again would not help
     for task, ends in ((TaskId("evaluator"), False), (WORKER, True)):
         played = Played(trains=False, tasks=(TRAINER, task))
@@ -284,7 +284,7 @@ def test_an_evaluator_that_is_given_up_ends_nothing_and_a_worker_ends_the_run() 
         assert played.core.is_ending == ends
 
 
-def test_the_end_of_another_task_ends_nothing() -> None:
+def test_another_tasks_end_ends_nothing() -> None:
     played = Played(tasks=(TRAINER, WORKER))
     out = played.end(WORKER, KILLED)
     assert told(out) == []
@@ -298,7 +298,7 @@ def seen(owner: TaskId, is_there: bool) -> RunFilesChecked:
     return RunFilesChecked((FileState("socket", f"/run/{owner}", (1, 2) if is_there else None, owner),))
 
 
-def test_what_a_service_makes_is_missed_while_it_serves_alone() -> None:
+def test_a_services_own_files_are_missed_only_while_it_serves() -> None:
     played = Played(is_up=False)
     assert not any(played.tell(seen(CHECKPOINT, is_there)) for is_there in (True, False, False, False))
     played.tell(ServiceReady(CHECKPOINT, 1))
@@ -306,13 +306,13 @@ def test_what_a_service_makes_is_missed_while_it_serves_alone() -> None:
     assert journaled(played.tell(seen(CHECKPOINT, False)), "ground_lost")
 
 
-def test_what_the_watchdog_makes_is_made_anew_whichever_service_serves() -> None:
+def test_the_watchdogs_files_are_restored_whichever_service_serves() -> None:
     for is_up in (False, True):
         played = Played(is_up)
         assert RestoreFile("socket", f"/run/{WATCHDOG}") in played.tell(seen(WATCHDOG, False))
 
 
-def test_a_service_that_is_restarted_between_two_looks_has_lost_nothing() -> None:
+def test_a_service_restarted_between_two_looks_has_lost_nothing() -> None:
     played = Played()
     assert not played.tell(seen(CHECKPOINT, True))
     played.end(CHECKPOINT, KILLED)

@@ -1,4 +1,4 @@
-"""The console: echoes the trainer's log, says our lines, and is never waited for."""
+"""The console echoes the trainer's log, prints our lines, and never blocks the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_all(fd: int) -> bytes:
     return data
 
 
-def test_the_logs_of_one_trainer_after_another_are_echoed_whole_and_in_order(tmp_path: Path) -> None:
+def test_the_logs_of_consecutive_trainers_are_echoed_whole_and_in_order(tmp_path: Path) -> None:
     (out_read, out), (err_read, err) = os.pipe(), os.pipe()
     console = Console(out_fd=out, err_fd=err)
     for number in (1, 2):
@@ -49,7 +49,7 @@ def test_the_logs_of_one_trainer_after_another_are_echoed_whole_and_in_order(tmp
     os.close(err_read)
 
 
-def test_a_line_of_ours_after_a_progress_bar_is_one_of_its_own_where_both_go_to_one_file(tmp_path: Path) -> None:
+def test_our_line_after_a_progress_bar_is_on_its_own_line_if_both_go_to_one_file(tmp_path: Path) -> None:
     (read, out), log, after = os.pipe(), tmp_path / "trainer.1.log", tmp_path / "trainer.2.log"
     log.write_bytes(b"step 1\n 7/29 loss: 2.3")
     after.touch()
@@ -66,7 +66,7 @@ def test_a_line_of_ours_after_a_progress_bar_is_one_of_its_own_where_both_go_to_
     os.close(read)
 
 
-def test_row_36_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_36_a_stopped_terminal_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_S_MAX", 0.01)
     out_read, out = os.pipe()
     console = Console(out_fd=out, err_fd=out)
@@ -96,9 +96,7 @@ def take_rest(console: Console, reader: int) -> bytes:
     return b"".join(shown)
 
 
-def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_terminal_with_a_status_line_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_S_MAX", 0.01)
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
@@ -117,7 +115,7 @@ def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
     os.close(ours)
 
 
-def test_the_status_line_shows_the_loss_and_the_total_that_the_program_tells(
+def test_the_status_line_shows_the_loss_and_total_that_the_program_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -164,7 +162,7 @@ def test_row_36_a_closed_terminal_is_survived(tmp_path: Path) -> None:
     os.close(out)
 
 
-def test_the_last_lines_show_the_last_state_of_a_progress_line(tmp_path: Path) -> None:
+def test_the_last_lines_show_a_progress_line_in_its_last_state(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(f"line {n}" for n in range(100)) + "\nstep 1\rstep 2\rstep 3\nboom\n")
 

@@ -1,4 +1,4 @@
-"""--on-event: real commands that hear of events, and what they may not do to the run."""
+"""--on-event runs real commands on events and protects the run from them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk
     assert desk.said == []
 
 
-def test_one_that_takes_too_long_is_killed_with_its_children_and_it_is_said_once(desk: Desk) -> None:
+def test_a_slow_command_is_killed_with_its_children_and_reported_once(desk: Desk) -> None:
     source = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import signal; signal.pause()"])'
     notices = desk.command(source, time_s=1.0)
     notices.offer_event(crash(), time.monotonic())
@@ -89,7 +89,9 @@ def test_one_that_takes_too_long_is_killed_with_its_children_and_it_is_said_once
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept(desk: Desk, tmp_path: Path) -> None:
+def test_a_command_that_fails_or_cannot_start_is_reported_once_and_its_output_is_kept(
+    desk: Desk, tmp_path: Path
+) -> None:
     notices = desk.command('print("no such host"); raise SystemExit(3)')
     for number in range(3):
         notices.offer_event(crash(number), time.monotonic())
@@ -105,7 +107,7 @@ def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept
     assert len(desk.said) == 2
 
 
-def test_what_commands_print_is_kept_in_two_parts_of_a_size(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_output_is_kept_in_two_parts_of_limited_size(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hook, "LOG_BYTES_MAX", 10)
     desk.command('print("0123456789")')
     for number in range(3):
@@ -114,7 +116,7 @@ def test_what_commands_print_is_kept_in_two_parts_of_a_size(desk: Desk, monkeypa
     assert [path.read_text() for path in (desk.log, desk.log.with_name("on-event.log.1"))] == ["0123456789\n"] * 2
 
 
-def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk) -> None:
+def test_a_flood_of_events_starts_few_commands_and_does_not_wait_without_end(desk: Desk) -> None:
     notices = desk.command("import signal; signal.pause()")
     for number in range(WAITING_MAX + 2 * RUNNING_MAX):
         notices.offer_event(crash(number), time.monotonic())
@@ -143,7 +145,7 @@ def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk)
         ("run_started", {"seen_until": 12.5}, True),
     ],
 )
-def test_people_hear_of_ends_and_of_what_went_wrong(event: str, fields: dict[str, Any], does: bool) -> None:
+def test_people_are_notified_of_ends_and_errors(event: str, fields: dict[str, Any], does: bool) -> None:
     assert concerns(an_entry(event, **fields)) is does
 
 
@@ -168,7 +170,7 @@ def webhook() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
         thread.join()
 
 
-def test_people_are_told_of_a_crash_in_a_sentence_by_a_web_hook(
+def test_a_web_hook_reports_a_crash_in_one_sentence(
     desk: Desk, webhook: tuple[str, queue.Queue[dict[str, Any]]]
 ) -> None:
     url, come = webhook
@@ -182,7 +184,7 @@ def test_people_are_told_of_a_crash_in_a_sentence_by_a_web_hook(
     assert "/runs/mine" in told["message"]
 
 
-def test_who_cannot_be_told_is_said_without_the_password(desk: Desk) -> None:
+def test_a_failed_notification_is_reported_without_the_password(desk: Desk) -> None:
     argv = (sys.executable, "-P", "-m", "procsv.cli.notify")
     desk.hook(Hook("--notify", argv, "json://user:secret@127.0.0.1:1/")).offer_event(crash(), time.monotonic())
     desk.wait()

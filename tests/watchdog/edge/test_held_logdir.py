@@ -1,4 +1,4 @@
-"""The logdir that is in hand while the launches of a run on several machines are waited for."""
+"""The logdir stays ours while the launches of a run on several machines are waited for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = Lease(run="0" * 16, place=ProcessSpace("here", "boot", "p"), pid=12, star
 THEIRS = msgspec.structs.replace(OURS, run="1" * 16, place=ProcessSpace("node17", "another boot", "p"))
 
 
-def test_its_lease_is_renewed_meanwhile_so_that_nobody_takes_us_for_dead(tmp_path: Path) -> None:
+def test_the_lease_is_renewed_during_the_wait_so_that_nobody_takes_us_for_dead(tmp_path: Path) -> None:
     paths, clock = find_paths(tmp_path), FakeClock()
     paths.home.mkdir(parents=True)
     file = LeaseFile(paths)

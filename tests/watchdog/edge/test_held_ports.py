@@ -1,4 +1,4 @@
-"""Ports that are held are nobody else's, before a task has one, while it lives, and after its death."""
+"""A held port stays reserved before a task has it, while it lives and after its death."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bind(address: str, *, shares: bool) -> None:
         server.listen()
 
 
-def test_a_machine_without_a_free_port_starts_nothing_and_lets_go_of_those_that_were_held(
+def test_a_machine_without_a_free_port_starts_nothing_and_releases_the_held_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Scarce(socket.socket):
@@ -48,7 +48,7 @@ def test_a_machine_without_a_free_port_starts_nothing_and_lets_go_of_those_that_
     assert [held.fileno() for held in Scarce.bound] == [-1]
 
 
-def test_each_task_that_others_speak_to_has_a_port_that_only_it_can_have() -> None:
+def test_each_task_that_others_connect_to_has_a_port_that_only_it_can_have() -> None:
     ports = HeldPorts()
     try:
         addresses = ports.hold([PS, WORKER, EVALUATOR])
@@ -64,7 +64,7 @@ def test_each_task_that_others_speak_to_has_a_port_that_only_it_can_have() -> No
     bind(addresses[PS], shares=False)
 
 
-def test_whoever_holds_the_port_that_the_cluster_names_is_named() -> None:
+def test_the_process_that_holds_a_port_named_by_the_cluster_is_named() -> None:
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
@@ -83,7 +83,7 @@ def test_whoever_holds_the_port_that_the_cluster_names_is_named() -> None:
         ports.close()
 
 
-def test_a_port_that_nobody_is_seen_to_have_may_be_kept_by_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_without_a_visible_holder_may_be_kept_by_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = HeldPorts()
     try:
         told = {WORKER: ports.hold([WORKER])[WORKER]}  # bound, and nobody listens there

@@ -1,4 +1,4 @@
-"""How many logs of a task, and how many crash reports, a run of weeks keeps."""
+"""A run of weeks keeps a limited number of logs and crash reports a task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kept(logs: Path) -> list[int]:
     return sorted(int(path.name.split(".")[1]) for path in logs.glob("trainer.*.log"))
 
 
-def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alone(tmp_path: Path) -> None:
+def test_the_newest_twenty_logs_of_a_role_are_kept_and_other_roles_are_left_alone(tmp_path: Path) -> None:
     for number in range(1, 31):
         make(tmp_path, number)
     (tmp_path / "checkpoint.1.log").touch()
@@ -43,7 +43,7 @@ def test_the_newest_twenty_of_a_role_are_kept_and_the_others_roles_are_left_alon
     assert (tmp_path / "checkpoint.1.log").exists()
 
 
-def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
+def test_no_more_than_a_gibibyte_is_kept(tmp_path: Path) -> None:
     for number in range(1, 6):
         make(tmp_path, number, LOG_BYTES_MAX // 3)
     prune_logs(tmp_path / "trainer.6.log")

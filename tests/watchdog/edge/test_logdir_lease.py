@@ -1,4 +1,4 @@
-"""Taking a lease: at once, after a watch, or not at all."""
+"""A lease is taken at once, after watching the old one, or not at all."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_a_logdir_without_a_lease_is_taken_at_once(taking: Taking) -> None:
     assert (taking.clock.now_s, taking.said) == (0.0, [])
 
 
-def test_of_two_that_begin_at_once_one_is_refused(taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_start_at_the_same_time_one_is_refused(taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
     taking.file.create(taking.theirs)
     monkeypatch.setattr(LeaseFile, "read_lease", lambda self: None)  # as it was an instant ago
     with pytest.raises(LogdirLocked, match=str(taking.paths.logdir)):
         taking.take()
 
 
-def test_what_a_dead_run_of_this_boot_has_left_is_taken_at_once(taking: Taking) -> None:
+def test_a_dead_runs_lease_from_this_boot_is_taken_at_once(taking: Taking) -> None:
     taking.file.create(msgspec.structs.replace(taking.ours, run="1" * 16, pid=2**22))
     assert taking.take() is None
     assert taking.file.holder() == taking.ours
@@ -79,7 +79,7 @@ def test_without_locks_a_living_process_keeps_its_lease_and_a_dead_one_does_not(
 
 
 @pytest.mark.parametrize(("age_s", "watched_s"), [(0.0, LEASE_S), (LEASE_S + 10.0, LEASE_S_LOOKS_OLD)])
-def test_another_machines_lease_is_taken_over_once_nobody_has_renewed_it(
+def test_another_machines_lease_is_taken_over_once_it_is_no_longer_renewed(
     taking: Taking, age_s: float, watched_s: float
 ) -> None:
     taking.file.create(taking.theirs)
@@ -95,7 +95,7 @@ def test_another_machines_lease_is_taken_over_once_nobody_has_renewed_it(
     ]
 
 
-def test_a_members_place_is_had_at_once_whichever_machine_had_it_as_its_coordinator_decides_who_is_heard(
+def test_a_member_gets_its_place_at_once_on_any_machine_because_its_coordinator_decides_who_is_heard(
     taking: Taking,
 ) -> None:
     taking.file.create(taking.theirs)
@@ -105,7 +105,7 @@ def test_a_members_place_is_had_at_once_whichever_machine_had_it_as_its_coordina
     assert (taking.clock.now_s, taking.said) == (0.0, [])
 
 
-def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(taking: Taking) -> None:
+def test_another_machines_renewed_lease_is_a_refusal_that_names_it(taking: Taking) -> None:
     taking.file.create(taking.theirs)
 
     def renew() -> None:
@@ -121,27 +121,27 @@ def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(takin
     assert holder.run == taking.theirs.run
 
 
-def test_control_characters_in_a_lease_are_shown_and_not_sent(taking: Taking) -> None:
+def test_control_characters_in_a_lease_are_shown_as_text(taking: Taking) -> None:
     taking.file.create(msgspec.structs.replace(taking.theirs, what="\x1b[2Jx"))
     taking.take()
     assert "\x1b" not in "".join(taking.said)
 
 
-def test_a_file_that_is_no_lease_is_watched_as_if_it_were_one(taking: Taking) -> None:
+def test_a_file_that_is_not_a_lease_is_watched_as_if_it_were_one(taking: Taking) -> None:
     taking.paths.lease.write_bytes(b"\xff")
     assert taking.take() is None
     assert taking.clock.now_s >= LEASE_S
     assert taking.file.holder() == taking.ours
 
 
-def test_a_lease_that_is_removed_while_it_is_watched_is_watched_on(taking: Taking) -> None:
+def test_a_lease_removed_while_it_is_watched_is_still_watched(taking: Taking) -> None:
     taking.file.create(taking.theirs)
     taking.meanwhile = lambda: taking.file.remove(taking.theirs.run)
     assert taking.take() == taking.theirs
     assert taking.clock.now_s >= LEASE_S
 
 
-def test_of_two_that_take_over_at_once_the_later_has_it(taking: Taking) -> None:
+def test_of_two_that_take_over_at_once_the_later_one_has_it(taking: Taking) -> None:
     taking.file.create(taking.theirs)
     third = msgspec.structs.replace(taking.theirs, run="2" * 16, place=ProcessSpace("node18", "b", "p"))
     taking.meanwhile = lambda: taking.file.take_lease(third) if taking.clock.now_s > LEASE_S else None

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what the file says, that the port says the same, and that the dashboard asks for what there is."""
+"""The Prometheus file and port agree, and the dashboard uses only existing metrics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def samples(text: str) -> dict[str, float]:
     }
 
 
-def test_the_file_is_prometheus_text_with_what_is_known() -> None:
+def test_the_file_is_prometheus_text_with_the_known_values() -> None:
     run = a_run(logdir='/a "quoted"\\path\nof two lines', step=40, durable_step=-1, restarts=2)
     metrics = measure_run(run, a_builder().so_far(60.0, 40), 60.0)
     families = list(text_string_to_metric_families(show_metrics(metrics)))
@@ -79,7 +79,7 @@ def test_each_metric_is_named_by_prometheus_conventions() -> None:
         assert (metric.kind == "counter") == metric.name.endswith("_total")
 
 
-def test_it_is_measured_every_fifteen_seconds_and_when_the_run_ends() -> None:
+def test_metrics_are_written_every_fifteen_seconds_and_at_the_end_of_the_run() -> None:
     meter, run = RunMeter(), a_run()
     assert meter.measure(run, 0.0, 100.0)
     assert not meter.measure(run, 14.9, 114.9)
@@ -88,7 +88,7 @@ def test_it_is_measured_every_fifteen_seconds_and_when_the_run_ends() -> None:
     assert (over["procsv_run_active"], over["procsv_exit_code"]) == (0, 0)
 
 
-def test_the_port_says_what_the_file_says() -> None:
+def test_the_port_serves_what_the_file_says() -> None:
     metrics = measure_run(
         a_run(step=7, logdir="/runs/caf\udce9", target="\udce9.py"), a_builder().so_far(60.0, 40), 60.0
     )
@@ -101,7 +101,7 @@ def test_the_port_says_what_the_file_says() -> None:
         port.close()
 
 
-def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
+def test_the_dashboard_asks_only_for_existing_metrics() -> None:
     dashboard = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())
     asked = {
         name

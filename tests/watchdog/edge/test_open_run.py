@@ -1,4 +1,6 @@
-"""Opening a run: one host a logdir, patience with what a killed run left alive, and no trace of what it left dead."""
+"""Opening a run: one watchdog a logdir, patience with what a killed run left alive, and clean-up of
+what it left dead.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def a_run(paths: RunPaths, **changes: object) -> RunFile:
     return msgspec.structs.replace(run, **changes)
 
 
-def test_a_fresh_logdir_is_made_and_starts_with_incarnation_1(paths: RunPaths) -> None:
+def test_a_fresh_logdir_is_created_and_starts_with_attempt_1(paths: RunPaths) -> None:
     opened = open_it(paths)
 
     assert opened.first_incarnation == 1
@@ -100,7 +102,7 @@ def test_a_fresh_logdir_is_made_and_starts_with_incarnation_1(paths: RunPaths) -
     close_it(paths, opened)
 
 
-def test_a_logdir_in_use_is_refused_with_who_since_when_and_what_to_do(paths: RunPaths) -> None:
+def test_a_logdir_in_use_is_refused_naming_the_holder_since_when_and_what_to_do(paths: RunPaths) -> None:
     opened = open_it(paths)
     with pytest.raises(UserError) as caught:
         open_it(paths)
@@ -112,7 +114,7 @@ def test_a_logdir_in_use_is_refused_with_who_since_when_and_what_to_do(paths: Ru
     close_it(paths, open_it(paths))
 
 
-def test_a_live_host_whose_lock_file_is_gone_is_still_respected(paths: RunPaths) -> None:
+def test_a_living_watchdog_without_its_lock_file_is_still_respected(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     write_run(paths.run_json, a_run(paths), durable=False)
     with pytest.raises(UserError, match=f"process {os.getppid()}"):
@@ -142,7 +144,7 @@ def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(paths: RunPaths,
     shutil.rmtree(others.run_dir)
 
 
-def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(paths: RunPaths) -> None:
+def test_the_trainers_numbers_continue_and_survive_the_loss_of_run_json(paths: RunPaths) -> None:
     paths.logs.mkdir(parents=True)
     write_run(paths.run_json, a_run(paths, ended_at=13.0), durable=False)
     opened = open_it(paths)
@@ -157,7 +159,7 @@ def test_the_trainers_numbers_go_on_and_survive_the_loss_of_run_json(paths: RunP
     assert (paths.home / "run.json.damaged").read_text() == "garbled"
 
 
-def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(paths: RunPaths) -> None:
+def test_row_30_what_a_killed_run_left_dead_is_cleaned_up_except_for_its_snapshots(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(0o700)
     paths.shm_dir.mkdir(0o700)
@@ -173,7 +175,7 @@ def test_row_30_what_a_killed_run_left_dead_is_cleared_but_not_its_snapshots(pat
     close_it(paths, opened)
 
 
-def test_row_31_a_file_in_a_sockets_place_is_never_deleted(paths: RunPaths) -> None:
+def test_row_31_a_file_in_place_of_a_socket_is_never_deleted(paths: RunPaths) -> None:
     opened = open_it(paths)
     paths.control_socket.write_text("somebody's")
     remove_run(paths, opened, keep_memory=False)
@@ -201,7 +203,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
     close_it(paths, opened)
 
 
-def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
+def test_what_never_ends_is_refused_by_name(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(0o700)
     lock, clock = FileLock(paths.writer_lock(TRAINER)), FakeClock()
@@ -220,7 +222,7 @@ def test_what_never_ends_is_a_refusal_that_names_it(paths: RunPaths) -> None:
     paths.run_dir.rmdir()
 
 
-def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lock_with_it(paths: RunPaths) -> None:
+def test_services_that_remove_the_run_directory_as_they_exit_do_not_take_our_lock_along(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(0o700)
     lock = FileLock(paths.service_lock(CHECKPOINT))
@@ -239,7 +241,7 @@ def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lo
     close_it(paths, opened)
 
 
-def test_a_service_that_tidies_up_after_a_dead_run_is_waited_for(paths: RunPaths) -> None:
+def test_a_service_that_cleans_up_after_a_dead_run_is_waited_for(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(mode=0o700)
     service = FileLock(paths.run_lock)
@@ -254,7 +256,7 @@ def test_a_service_that_tidies_up_after_a_dead_run_is_waited_for(paths: RunPaths
     assert waits
 
 
-def test_who_has_the_lock_and_has_not_yet_said_so_is_waited_for_but_not_for_ever(paths: RunPaths) -> None:
+def test_a_lock_holder_that_has_not_named_itself_yet_is_waited_for_but_not_forever(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -271,7 +273,7 @@ def test_who_has_the_lock_and_has_not_yet_said_so_is_waited_for_but_not_for_ever
     paths.run_dir.rmdir()
 
 
-def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
+def test_a_logdir_that_cannot_be_created_is_exit_73(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as caught:
         open_it(find_paths(tmp_path / "file" / "logdir"))
@@ -280,7 +282,7 @@ def test_a_logdir_that_cannot_be_made_is_exit_73(tmp_path: Path) -> None:
     assert "cannot be written" in str(caught.value)
 
 
-def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_speaks_of_the_first(
+def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_points_to_the_first(
     paths: RunPaths, tmp_path: Path
 ) -> None:
     they = identify(os.getppid())
@@ -295,7 +297,7 @@ def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_spe
     assert list(paths.home.iterdir()) == [paths.logs]
 
 
-def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: RunPaths) -> None:
+def test_what_a_killed_run_left_in_another_runtime_directory_is_cleaned_up(paths: RunPaths) -> None:
     detached = find_paths(paths.logdir, outlives_login=True)
     assert detached.run_dir != paths.run_dir
     detached.run_dir.mkdir(mode=0o700)
@@ -311,7 +313,7 @@ def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: R
     close_it(paths, opened)
 
 
-def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_with_it(paths: RunPaths) -> None:
+def test_row_54_a_living_program_gets_its_time_and_its_children_live_with_it(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     environment, said = add_mark(os.environ, paths.id), list[str]()
     command, clock = ("/bin/sh", "-c", "sleep 1000 & echo; wait"), FakeClock()
@@ -357,7 +359,7 @@ def living(mark: str) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_others_on_its_machine(
+def test_a_member_ends_what_its_own_launch_left_alive_and_nothing_of_others_on_its_machine(
     paths: RunPaths,
 ) -> None:
     own, other = (

@@ -1,4 +1,4 @@
-"""How many processors there are for a process: those that it may run on, and the quotas of its control groups, from files of the kernel's form."""
+"""The number of processors for a process: its affinity, and the quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count(root: Path, membership: str, files: Mapping[str, str]) -> float:
-    """In such groups, of which our process is in those of `membership`."""
+    """Count with these control group files, for a process in the groups of `membership`."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,23 +28,23 @@ def count(root: Path, membership: str, files: Mapping[str, str]) -> float:
     return count_processors(root, root / "membership")
 
 
-def test_without_a_quota_those_count_that_a_process_may_run_on(tmp_path: Path) -> None:
+def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
     assert count(tmp_path, "0::/user.slice/job\n", {"user.slice/job/cpu.max": "max 100000\n"}) == MANY
     assert count_processors(tmp_path, tmp_path / "nowhere") == MANY
 
 
-def test_the_smallest_quota_counts_of_the_groups_that_the_process_is_in(tmp_path: Path) -> None:
+def test_the_smallest_quota_of_the_processs_groups_counts(tmp_path: Path) -> None:
     groups = {"pods/a/cpu.max": "1600000 100000\n", "pods/cpu.max": "250000 100000\n"}
     assert count(tmp_path, "0::/pods/a\n", {**groups, "other/cpu.max": "100000 100000\n"}) == 2.5
 
 
-def test_a_container_whose_group_is_its_root_has_the_quota_of_that_in_both_versions(tmp_path: Path) -> None:
+def test_a_container_whose_group_is_its_root_has_that_quota_in_both_versions(tmp_path: Path) -> None:
     assert count(tmp_path / "new", "0::/\n", {"cpu.max": "400000 100000\n"}) == 4.0
     old = {"cpu/box/cpu.cfs_quota_us": "150000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}
     assert count(tmp_path / "old", "4:memory:/box\n3:cpu,cpuacct:/box\n", old) == 1.5
 
 
-def test_a_quota_that_is_none_or_cannot_be_read_is_no_limit(tmp_path: Path) -> None:
+def test_an_absent_or_unreadable_quota_is_no_limit(tmp_path: Path) -> None:
     none = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
     assert count(tmp_path / "none", "3:cpu:/\n", none) == MANY
     assert count(tmp_path / "garbled", "0::/\n", {"cpu.max": "a b c\n"}) == MANY

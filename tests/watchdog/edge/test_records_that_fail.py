@@ -1,4 +1,4 @@
-"""Records that can be written now and then: said once, and once more when that has held for a while.  And those of a logdir that was taken."""
+"""Records that fail to be written from time to time are reported once, and a taken logdir gets none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_run_in(paths: RunPaths, **changes: Any) -> RunFile:
     return msgspec.structs.replace(run, **changes)
 
 
-def test_a_disk_that_has_room_now_and_then_is_said_once_to_fail_and_once_to_work_again(tmp_path: Path) -> None:
+def test_a_disk_that_has_room_from_time_to_time_is_reported_once_as_failing_and_once_as_working(tmp_path: Path) -> None:
     paths, clock, said = find_paths(tmp_path), FakeClock(), list[str]()
     paths.home.mkdir(mode=0o700)
     run = a_run_in(paths)
@@ -84,7 +84,7 @@ def lease_of(run: RunFile, host: str) -> Lease:
 
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["", "and has come to its end"])
-def test_row_68_run_json_of_a_watchdog_that_stood_still_before_any_of_its_calls_replaces_nothing_of_another_machine(
+def test_row_68_run_json_of_a_watchdog_frozen_before_any_of_its_calls_replaces_nothing_of_another_machine(
     tmp_path: Path, has_ended: bool
 ) -> None:
     at = 0

@@ -1,4 +1,4 @@
-"""The run that a launch finds, compared with what the launch asks for: real files, no process."""
+"""A launch compares the run in its logdir with what it asks for, using real files and no process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def make_run(paths: RunPaths, target: str, *args: str, **changes: Any) -> None:
 
 
 def judge(target: str, *args: str, logdir: str | None = None, resume: bool = False) -> str:
-    """What becomes of a launch: "goes on", or its exit code and the first words of what it is told."""
+    """Return the fate of a launch: "goes on", or its exit code and the first words of its message."""
     paths = find_paths(logdir or "runs/train")
     settings = LaunchSettings(resume=resume)
     before = RunBefore(start(paths, target, *args, names_logdir=logdir is not None, settings=settings))
@@ -107,13 +107,13 @@ def test_the_same_program_by_another_path_is_the_same(project: Path) -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_arguments_are_compared_one_for_one_and_in_their_order() -> None:
+def test_arguments_are_compared_one_by_one_and_in_order() -> None:
     for args in ((), ("0.10",), ("0.1", "0.1"), ("0.1 ",)):
         assert judge("train.py", *args) == "2 not started:"
         assert judge("train.py", *args, logdir="runs/train") == "other arguments"
 
 
-def test_the_directory_of_the_run_in_the_arguments_is_no_difference_where_it_was_moved(project: Path) -> None:
+def test_the_runs_directory_in_the_arguments_is_no_difference_after_a_move(project: Path) -> None:
     shutil.rmtree("runs")
     make_run(find_paths("runs/train"), "train.py", f"--out={project}/runs/train")
     moved = project.rename(project.parent / "moved")
@@ -147,21 +147,21 @@ def test_an_edit_of_an_imported_file_is_found_and_resume_runs_the_program_again(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"incarnation": 2},  # a later attempt than that of the record, by `python train.py` say
+        {"incarnation": 2},  # a later attempt than the recorded one, perhaps by `python train.py`
         {"protected": False},
         {"protected": None},
         {"durable_step": STEP - 1},
         {"state": "stopped"},
     ],
 )
-def test_a_program_is_started_where_something_is_not_known_of_the_end(changes: dict[str, Any]) -> None:
+def test_a_program_is_started_if_anything_about_the_end_is_unknown(changes: dict[str, Any]) -> None:
     shutil.rmtree("runs")
     make_run(find_paths("runs/train"), "train.py", "0.1", **changes)
     assert judge("train.py", "0.1") == "goes on"
 
 
 @pytest.mark.usefixtures("project")
-def test_a_program_is_started_where_its_last_checkpoint_or_the_record_of_its_files_is_gone() -> None:
+def test_a_program_is_started_if_its_last_checkpoint_or_its_file_record_is_gone() -> None:
     paths = find_paths("runs/train")
     paths.imports.chmod(0o666)  # somebody else may have written it
     assert judge("train.py", "0.1") == "goes on"
@@ -174,7 +174,7 @@ def test_a_program_is_started_where_its_last_checkpoint_or_the_record_of_its_fil
 
 
 @pytest.mark.usefixtures("project")
-def test_a_launch_that_came_to_no_step_binds_nobody_to_its_arguments() -> None:
+def test_a_launch_that_trained_no_step_does_not_fix_its_arguments() -> None:
     shutil.rmtree("runs")
     nothing = {"state": "failed", "step": -1, "durable_step": -1}
     make_run(find_paths("runs/train"), "train.py", "--rate", **nothing)
@@ -184,7 +184,7 @@ def test_a_launch_that_came_to_no_step_binds_nobody_to_its_arguments() -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_a_run_of_an_older_procsv_is_known_by_the_name_of_its_program() -> None:
+def test_a_run_of_an_older_procsv_is_recognized_by_its_programs_name() -> None:
     shutil.rmtree("runs")
     make_run(find_paths("runs/train"), "train.py", "0.1", program="")
     find_paths("runs/train").imports.unlink()

@@ -1,4 +1,4 @@
-"""Output scrolls above the status line, whatever it is and however it is cut."""
+"""Output scrolls above the status line, whatever it is and however it is split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_output_scrolls_above_the_status_line_and_at_the_end_only_output_is_left
     assert terminal.rows == ["one", "two", "procsv: hear", ""]
 
 
-def test_a_progress_bar_is_one_row_that_redraws_and_our_lines_stand_above_it() -> None:
+def test_a_progress_bar_is_one_row_that_redraws_with_our_lines_above_it() -> None:
     screen, terminal = Screen(), TerminalInMemory(WIDTH)
     screen.show_status(STATUS)
     for percent in (1, 50, 100):
@@ -48,7 +48,7 @@ def test_a_progress_bar_is_one_row_that_redraws_and_our_lines_stand_above_it() -
     assert "".join(terminal.rows[1:3]).endswith("]"), "whole, on two rows, once it has ended"
 
 
-def test_nothing_is_written_as_long_as_nothing_has_changed() -> None:
+def test_nothing_is_written_while_nothing_has_changed() -> None:
     screen = Screen()
     screen.show_status(STATUS)
     assert screen.render_rows(WIDTH)
@@ -61,7 +61,7 @@ def test_nothing_is_written_as_long_as_nothing_has_changed() -> None:
     st.lists(st.sampled_from(["", "a", "step 7 loss 0.5", "x" * 39, "y" * 100, "épée"]), max_size=8),
     st.lists(st.integers(min_value=0, max_value=400), max_size=8),
 )
-def test_lines_arrive_as_they_are_however_the_output_is_cut(lines: list[str], cuts: list[int]) -> None:
+def test_lines_arrive_unchanged_however_the_output_is_split(lines: list[str], cuts: list[int]) -> None:
     data = "\n".join(lines)
     screen, live, plain = Screen(), TerminalInMemory(WIDTH), TerminalInMemory(WIDTH)
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
@@ -89,17 +89,17 @@ def test_lines_arrive_as_they_are_however_the_output_is_cut(lines: list[str], cu
         (b"a\x1b[3Gb", b"a b"),
     ],
 )
-def test_a_line_is_what_it_has_made_of_itself(line: bytes, looks: bytes) -> None:
+def test_a_line_is_shown_as_its_control_characters_leave_it(line: bytes, looks: bytes) -> None:
     assert flush_line(line) == looks
 
 
-def test_of_a_line_that_only_grows_the_end_is_seen_and_of_a_bar_the_beginning() -> None:
+def test_a_growing_line_shows_its_end_and_a_bar_its_beginning() -> None:
     assert fit_line(b"." * 50 + b"now", 10) == b".......now"
     assert fit_line(b"\r 10% " + b"#" * 50, 10) == b" 10% #####"
     assert fit_line("電車電車電車".encode(), 5) == "電車".encode(), "wide characters take two columns"
 
 
-def test_a_line_without_an_end_does_not_grow_for_ever() -> None:
+def test_an_endless_line_has_a_bounded_length() -> None:
     screen = Screen()
     for _ in range(10):
         screen.print_output(b"." * UNFINISHED_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What the watchdog keeps of a logdir on a network filesystem whose server calls it stale: the lock, the lease, the records, its own log."""
+"""On a network filesystem that goes stale the watchdog keeps its lock, its lease, its records and its log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def paths_in(directory: Path) -> RunPaths:
     return found
 
 
-def test_nobody_has_taken_a_logdir_that_is_stale_and_both_locks_are_taken_anew_once_it_is_there_again(
+def test_a_stale_logdir_is_not_a_taken_one_and_both_locks_are_taken_again_when_it_is_back(
     stale_files: StaleMount,
 ) -> None:
     paths, clock = paths_in(stale_files.directory / "own"), FakeClock()
@@ -60,7 +60,7 @@ def test_nobody_has_taken_a_logdir_that_is_stale_and_both_locks_are_taken_anew_o
     lock.release_lock()
 
 
-def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_in_the_same_files(
+def test_records_that_cannot_be_written_are_reported_once_and_continue_in_the_same_files(
     stale_files: StaleMount,
 ) -> None:
     paths, said, clock = paths_in(stale_files.directory), list[str](), FakeClock()

@@ -1,4 +1,4 @@
-"""What `procsv status` says of each of several tasks, and how `status` and `top` show it."""
+"""`procsv status` and `top` show each of several tasks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Group:
         return {task["task"]: task for task in self.status()["tasks"]}
 
 
-def test_each_task_is_told_with_its_own_rate_and_those_without_steps_have_none() -> None:
+def test_each_task_is_shown_with_its_own_rate_and_tasks_without_steps_have_none() -> None:
     status = Group().status()
     assert status["generation"] == 1
     assert [(task["task"], task["state"], task["steps_per_s"]) for task in status["tasks"]] == [
@@ -80,7 +80,7 @@ def test_each_task_is_told_with_its_own_rate_and_those_without_steps_have_none()
     assert {task["waits_for"] for task in status["tasks"]} == {None}
 
 
-def test_a_lost_server_is_a_generation_more_and_the_others_wait_for_it() -> None:
+def test_a_lost_server_starts_another_generation_and_the_others_wait_for_it() -> None:
     group = Group()
     group.played.end(SERVER, KILLED)
     group.played.tell(TreeGone(SERVER, 1), Ticked(), Started(SERVER, 2, 77))
@@ -98,7 +98,7 @@ def test_a_lost_server_is_a_generation_more_and_the_others_wait_for_it() -> None
     assert tasks["ps.0"]["last_exit"]["cause"] == "killed"
 
 
-def test_a_lost_worker_is_no_generation_more() -> None:
+def test_a_lost_worker_starts_no_generation() -> None:
     group = Group()
     group.played.end(WORKER, KILLED)
     group.tick()
@@ -106,7 +106,7 @@ def test_a_lost_worker_is_no_generation_more() -> None:
     assert group.tasks()["worker.0"]["steps_per_s"] is None
 
 
-def test_a_run_of_one_task_has_no_list_of_them() -> None:
+def test_a_run_of_one_task_has_no_task_list() -> None:
     group = Group()
     group.played = Played()
     assert not {"tasks", "generation"} & group.status().keys()

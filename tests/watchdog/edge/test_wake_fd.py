@@ -1,4 +1,4 @@
-"""The descriptor by which a thread wakes a member's loop: it is ready while it is set, and no longer."""
+"""A thread wakes a member's loop by a descriptor that is readable while it is set, and no longer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_ready(wake_fd: WakeFd) -> bool:
     return bool(select.select([wake_fd.fd], [], [], 0.0)[0])
 
 
-def test_it_is_ready_from_when_it_is_set_until_it_is_cleared(wake_fd: WakeFd) -> None:
+def test_the_descriptor_is_ready_from_its_setting_to_its_clearing(wake_fd: WakeFd) -> None:
     wake_fd.clear()
     assert not is_ready(wake_fd)
     for _ in range(3):
@@ -46,7 +46,7 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_threads_that_set_it_all_the_time_leave_nothing_that_is_never_cleared(wake_fd: WakeFd) -> None:
+def test_threads_that_set_it_continuously_leave_no_wake_up_uncleared(wake_fd: WakeFd) -> None:
     def ring() -> None:
         for _ in range(RINGS):
             wake_fd.wake()

@@ -1,4 +1,4 @@
-"""The host of one machine: a start waits for a standby that is nearly ready, unless somebody takes it back, and is answered once."""
+"""A start on one machine waits for an almost ready standby unless it is withdrawn, and is answered once."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def started(pid: int = 1002, task: TaskId = WORKER) -> Started:
     return Started(task, 2, pid, Promoted(pid=pid, standby=1))
 
 
-def test_without_a_standby_it_is_made_at_once() -> None:
+def test_without_a_standby_a_start_is_made_at_once() -> None:
     assert order(importing("off")) == [Started(WORKER, 2, 1002)]
 
 
-def test_a_start_waits_for_a_standby_that_imports_and_is_made_from_it() -> None:
+def test_a_start_waits_for_an_importing_standby_and_is_forked_from_it() -> None:
     world = importing()
     assert order(world) == []
     assert turn(world, 1.0) == []
@@ -63,7 +63,7 @@ def test_a_start_waits_for_a_standby_that_imports_and_is_made_from_it() -> None:
     assert turn(world) == [started()]
 
 
-def test_it_is_made_cold_once_the_standby_has_died_or_would_have_been_waited_for_too_long() -> None:
+def test_a_start_is_cold_once_the_standby_has_died_or_the_wait_would_be_too_long() -> None:
     dies, is_late = importing(), importing()
     for world in (dies, is_late):
         assert order(world) == []
@@ -73,7 +73,7 @@ def test_it_is_made_cold_once_the_standby_has_died_or_would_have_been_waited_for
     assert turn(is_late, 0.2) == [Started(WORKER, 2, 1002)]
 
 
-def test_it_is_taken_back_by_an_order_to_its_attempt_alone_and_never_made() -> None:
+def test_only_an_order_for_its_attempt_withdraws_a_waiting_start_and_it_never_happens() -> None:
     for kills in (False, True):
         world = importing()
         order(world)
@@ -88,14 +88,14 @@ def test_it_is_taken_back_by_an_order_to_its_attempt_alone_and_never_made() -> N
         assert turn(world, WAIT_S_MAX) == []
 
 
-def test_all_that_wait_are_taken_back_when_another_decides() -> None:
+def test_all_waiting_starts_are_withdrawn_when_another_coordinator_decides() -> None:
     world = importing()
     order(world)
     world.reactor.local.withdraw_starts("this launch ends")
     assert answers(world) == [NotStarted(WORKER, 2, "this launch ends")]
 
 
-def test_while_one_is_made_from_the_standby_another_waits_and_is_made_from_it_too() -> None:
+def test_while_one_task_is_forked_from_the_standby_another_waits_and_is_forked_too() -> None:
     world = importing(promotion="is silent")
     is_ready(world)
     turn(world)
@@ -108,7 +108,7 @@ def test_while_one_is_made_from_the_standby_another_waits_and_is_made_from_it_to
     assert turn(world) == [started(task=OTHER)]
 
 
-def test_a_standby_that_dies_on_its_way_was_no_task_unless_that_was_asked_to_end() -> None:
+def test_a_standby_that_dies_during_a_fork_was_no_task_unless_that_was_asked_to_end() -> None:
     for is_asked in (False, True):
         world = importing(promotion="is silent")
         is_ready(world)

@@ -1,4 +1,4 @@
-"""Evidence of a kill for lack of memory, from files of the kernel's form; the limit; who is on the GPU."""
+"""Evidence of an out-of-memory kill comes from the kernel's files. Also the memory limit and who uses the GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_row_13_the_counters_of_our_cgroup_and_of_those_above_it_are_found_in_both_versions(tmp_path: Path) -> None:
+def test_row_13_the_counters_of_our_cgroup_and_its_parents_are_found_in_both_versions(tmp_path: Path) -> None:
     own = write(tmp_path / "run.slice" / "job" / "memory.events", V2.format(0))
     above = write(tmp_path / "run.slice" / "memory.events", V2.format(0))
     assert find_counters("0::/run.slice/job\n", tmp_path) == [own, above]
@@ -50,14 +50,14 @@ def test_row_13_a_counter_that_rose_is_evidence_once(tmp_path: Path) -> None:
     assert kills.news() == ""
 
 
-def test_row_13_files_that_say_nothing_are_no_evidence(tmp_path: Path) -> None:
+def test_row_13_files_without_information_are_no_evidence(tmp_path: Path) -> None:
     assert find_counters("0::/nowhere\n", tmp_path) == []
     assert read_kills(tmp_path / "absent") is None
     assert read_kills(write(tmp_path / "garbled", "oom_kill many\n\x00")) is None
     assert KillCounters([tmp_path / "absent"]).news() == ""
 
 
-def test_the_limit_counts_the_whole_tree_and_is_told_in_words() -> None:
+def test_the_limit_covers_the_whole_tree_and_is_reported_in_words() -> None:
     memory = MachineMemory()
     own = memory.tree_rss(os.getpid())
 
@@ -83,14 +83,14 @@ def nvmlDeviceGetComputeRunningProcesses(device):
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVIDIA's library, as far as it is used; there is no GPU here."""
+    """A fake of NVIDIA's library with just the calls that are used. There is no GPU here."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
 
 @pytest.mark.usefixtures("nvml")
-def test_a_dead_trainer_is_waited_for_until_it_has_left_the_gpu_but_not_for_ever() -> None:
+def test_a_dead_trainer_is_waited_for_until_it_has_left_the_gpu_but_not_forever() -> None:
     gpus = Gpus()
     gpus.expect_to_leave(12, 100.0)
     assert not gpus.are_left(101.0)
@@ -102,7 +102,7 @@ def test_a_dead_trainer_is_waited_for_until_it_has_left_the_gpu_but_not_for_ever
     sys.modules.pop("pynvml")
 
 
-def test_without_the_library_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     gpus = Gpus()
     gpus.expect_to_leave(os.getpid(), 100.0)

@@ -1,4 +1,4 @@
-"""What the dead leave in memory: snapshots, told by the attempt that has taken them."""
+"""The dead leave snapshots in memory, which are attributed to the attempt that took them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leave_snapshot(paths: RunPaths, attempt: int, step: int) -> None:
     pool.close()
 
 
-def test_the_step_of_the_newest_snapshot_is_told_and_that_of_the_attempt_which_has_died(tmp_path: Path) -> None:
+def test_the_newest_snapshots_step_is_found_and_the_dead_attempts_own(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "logdir", tmp_path / "run", tmp_path / "shm")
     paths.shm_dir.mkdir()
     dead = PostMortem(paths)

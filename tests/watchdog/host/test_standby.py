@@ -1,4 +1,4 @@
-"""One standby and what it is told: its deadlines just below and just above, and what is said and journaled of it."""
+"""One standby and its messages: each deadline just below and just above, and what is reported and journaled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def last(standby: Standby) -> Todo:
     return standby.out[-1]
 
 
-def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> None:
+def test_a_wanted_standby_is_due_at_once_and_started_if_there_is_memory() -> None:
     standby = Standby("warm", [])
     assert (standby.pid, standby.next_due_s()) == (0, None)
     assert not standby.is_due(1000.0)
@@ -72,9 +72,7 @@ def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> Non
     assert not standby.is_due(1e6)
 
 
-def test_where_there_is_no_room_it_is_looked_at_again_after_a_minute_and_said_once_each_time_that_it_gets_short() -> (
-    None
-):
+def test_without_memory_it_is_checked_again_after_a_minute_and_reported_once_each_time_memory_gets_short() -> None:
     standby = Standby("warm", [])
     standby.loaded(0.0)
     standby.check_deadlines(1000.0, ROOM - 1)
@@ -93,7 +91,7 @@ def test_where_there_is_no_room_it_is_looked_at_again_after_a_minute_and_said_on
     assert standby.out == [short]
 
 
-def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
+def test_a_waiting_standby_is_journaled_and_another_ones_messages_are_not() -> None:
     standby = importing()
     standby.said(StandbySaid(2, Waiting(2000, 2.5)), 1010.0)
     assert not standby.is_ready
@@ -107,7 +105,7 @@ def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
     assert (standby.out, standby.state) == (made, StandbyState.PROMOTING), "it is too late to say so"
 
 
-def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> None:
+def test_a_standby_becomes_the_process_it_was_promoted_to_and_no_other() -> None:
     standby = waiting()
     assert not standby.is_becoming(TRAINER, 0)
     standby.start_of(TRAINER, 4, 1020.0)
@@ -119,7 +117,7 @@ def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> No
     assert (standby.state, standby.pid, standby.next_due_s()) == (StandbyState.ABSENT, 0, 0.0)
 
 
-def test_one_that_was_forked_waits_on_and_has_no_deadline_any_more() -> None:
+def test_a_standby_that_was_forked_waits_on_without_a_deadline() -> None:
     standby = promoting()
     standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
     assert not standby.is_becoming(TRAINER, 4)
@@ -135,7 +133,7 @@ def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> 
     assert (standby.out, standby.state) == ([Signal(STANDBY, 1, signal.SIGTERM)], StandbyState.LEAVING)
 
 
-def test_one_that_is_not_needed_any_more_cleans_up_and_has_5_s_for_it_from_the_end_of_the_last_task() -> None:
+def test_a_standby_that_is_no_longer_needed_cleans_up_within_5_s_of_the_last_tasks_end() -> None:
     standby = waiting()
     standby.out.clear()
     standby.unwanted(1020.0, "the run ends")
@@ -152,7 +150,7 @@ def test_one_that_is_not_needed_any_more_cleans_up_and_has_5_s_for_it_from_the_e
     assert standby.next_due_s() is None
 
 
-def test_one_that_has_cleaned_up_has_ended_as_it_was_asked_to() -> None:
+def test_a_standby_that_has_cleaned_up_has_ended_as_requested() -> None:
     standby = waiting()
     standby.unwanted(1020.0, "the run ends")
     standby.out.clear()
@@ -160,14 +158,14 @@ def test_one_that_has_cleaned_up_has_ended_as_it_was_asked_to() -> None:
     assert standby.out == [_exited("stopped", Naming("SIGTERM"), Exit(None, signal.SIGTERM))]
 
 
-def test_while_it_is_needed_the_end_of_a_task_is_no_deadline() -> None:
+def test_while_it_is_needed_a_tasks_end_sets_no_deadline() -> None:
     standby = waiting()
     standby.no_task_runs(1020.0)
     assert standby.next_due_s() is None
 
 
 @pytest.mark.parametrize(("mode", "said"), [("warm", 1), ("hot", 0)])
-def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: int) -> None:
+def test_a_warm_standby_that_cannot_be_forked_is_reported_once(mode: str, said: int) -> None:
     standby = importing(mode)
     for number in (1, 2):
         standby.said(StandbySaid(number, Waiting(2000, 2.5, "it runs a thread")), 1010.0)
@@ -177,7 +175,7 @@ def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: in
 
 
 @pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
-def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
+def test_a_start_waits_for_a_warm_standby_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
     standby = importing(mode)
     assert standby.wait_s == 10 * wait_s, "of the first trainer, whose own imports would take as long"
     standby.start_of(TRAINER, 3, 1005.0)
@@ -191,7 +189,7 @@ def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str,
     assert Standby(mode, []).wait_s == 0.0
 
 
-def test_one_that_imports_is_told_once_a_second_that_a_task_waits_for_it() -> None:
+def test_an_importing_standby_is_told_once_a_second_that_a_task_waits_for_it() -> None:
     standby = importing()
     told = [Signal(STANDBY, 1, signal.SIGURG)]
     before = len(standby.out)
@@ -206,7 +204,7 @@ def test_one_that_imports_is_told_once_a_second_that_a_task_waits_for_it() -> No
     assert not standby.out[before:]
 
 
-def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_that_it_was_to_be() -> None:
+def test_a_standby_that_does_not_answer_within_five_seconds_is_killed_as_the_process_it_was_to_become() -> None:
     standby = promoting()
     standby.trainer_died()
     assert standby.next_due_s() == 1025.0
@@ -226,7 +224,7 @@ def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_t
     assert (standby.state, standby.pid) == (StandbyState.ABSENT, 0)
 
 
-def test_one_that_answers_in_time_has_no_deadline_any_more() -> None:
+def test_a_standby_that_answers_in_time_has_no_deadline_any_more() -> None:
     standby = promoting()
     standby.trainer_died()
     standby.promoted(Promoted(1, TRAINER, 4, 77), 1024.0)
@@ -235,7 +233,7 @@ def test_one_that_answers_in_time_has_no_deadline_any_more() -> None:
     assert standby.next_due_s() is None
 
 
-def test_one_that_cannot_be_told_is_killed_and_that_is_said() -> None:
+def test_a_standby_that_cannot_be_reached_is_killed_with_a_message() -> None:
     standby = promoting()
     standby.out.clear()
     standby.not_promoted(NotPromoted(1, TRAINER, 4, "Broken pipe"), 1020.0)
@@ -249,7 +247,7 @@ def test_one_that_cannot_be_told_is_killed_and_that_is_said() -> None:
     assert standby.out[2:] == [_exited("stopped", "SIGKILL, sent by procsv: Broken pipe", KILLED)]
 
 
-def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
+def test_a_cold_start_leaves_a_warm_standby_alone_and_ends_a_hot_one() -> None:
     warm, hot = importing("warm"), importing("hot")
     for standby in (warm, hot):
         standby.out.clear()
@@ -261,7 +259,7 @@ def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
     assert hot.out[1:] == [_exited("stopped", Naming("trainer was started"), KILLED)], "the first reason counts"
 
 
-def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None:
+def test_after_an_unwanted_standby_the_next_may_die_for_its_own_reasons() -> None:
     standby = importing("hot")
     standby.start_of(TRAINER, 2, 1001.0)
     standby.died(ended(KILLED), 1002.0)
@@ -272,7 +270,7 @@ def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None
     assert standby.out == [_exited("killed", "SIGKILL, sender unknown", KILLED, 2, pid=0)]
 
 
-def test_off_is_never_wanted_and_one_that_is_unwanted_is_not_due() -> None:
+def test_off_is_never_wanted_and_an_unwanted_standby_is_not_due() -> None:
     off, warm = Standby("off", []), importing()
     off.loaded(0.0)
     assert not off.is_due(1e6)
@@ -287,7 +285,7 @@ def test_off_is_never_wanted_and_one_that_is_unwanted_is_not_due() -> None:
     assert (warm.is_due(2000.0), warm.next_due_s()) == (False, None)
 
 
-def test_the_delay_after_a_death_grows_to_a_quarter_of_an_hour_and_the_fourth_death_is_said() -> None:
+def test_the_delay_after_a_death_grows_to_a_quarter_of_an_hour_and_the_fourth_death_is_reported() -> None:
     standby, delays_s, said = importing(), [], []
     for number in range(1, 14):
         standby.out.clear()
@@ -301,7 +299,7 @@ def test_the_delay_after_a_death_grows_to_a_quarter_of_an_hour_and_the_fourth_de
     assert said == [0, 0, 0, 1, *[0] * 9]
 
 
-def test_the_fourth_death_names_its_log_and_one_that_was_to_leave_says_nothing() -> None:
+def test_the_fourth_death_names_its_log_and_a_standby_asked_to_leave_reports_nothing() -> None:
     again, leaving = importing(), importing()
     for standby in (again, leaving):
         for number in range(1, 4):
@@ -328,7 +326,7 @@ def test_a_death_of_an_hour_ago_is_forgotten(now_s: float, delay_s: float) -> No
     assert standby.next_due_s() == pytest.approx(now_s + delay_s)
 
 
-def test_one_that_the_system_does_not_start_waits_like_one_that_died() -> None:
+def test_a_standby_that_the_system_cannot_start_waits_like_one_that_died() -> None:
     standby = importing()
     standby.not_spawned(1000.0)
     assert standby.next_due_s() == 1001.0
@@ -344,7 +342,7 @@ def test_one_that_the_system_does_not_start_waits_like_one_that_died() -> None:
         ("warm", False, Exit(0, None), "warm"),
     ],
 )
-def test_only_a_hot_one_that_ends_by_itself_before_its_session_is_followed_by_a_warm_one(
+def test_only_a_hot_standby_that_ends_by_itself_before_its_session_is_followed_by_a_warm_one(
     mode: str, is_waiting: bool, exit: Exit, becomes: str
 ) -> None:
     standby = waiting(mode) if is_waiting else importing(mode)
@@ -357,7 +355,7 @@ def test_only_a_hot_one_that_ends_by_itself_before_its_session_is_followed_by_a_
     assert said == [Say(Naming("no hot standby: ", f"({exit})", " procsv/logs/standby.1.log; "), is_bad=True)]
 
 
-def test_one_that_ends_with_75_unasked_has_not_been_stopped() -> None:
+def test_a_standby_that_ends_with_75_unasked_was_not_stopped() -> None:
     standby = importing()
     standby.died(ended(Exit(75, None)), 1001.0)
     assert last(standby) == _exited("exit-code", Naming("exit code 75: "), Exit(75, None))

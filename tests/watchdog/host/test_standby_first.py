@@ -1,4 +1,4 @@
-"""A standby before the first trainer: where an earlier launch of the same command has left what the program imports."""
+"""A standby may precede the first trainer if an earlier launch of the same command has left its list of imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def known(mode: Literal["warm", "hot", "off"] = "warm", room_bytes: int = 2**40)
     return World(Settings(LaunchSettings(standby=mode), knows_imports=True), room_bytes=room_bytes)
 
 
-def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
+def test_the_first_trainer_is_forked_from_the_standby_as_soon_as_it_has_imported() -> None:
     world = known()
     assert TRAINER not in world.alive
     assert (world.alive[STANDBY].incarnation, world.core.state_label) == (1, "importing")
@@ -34,7 +34,7 @@ def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
     assert not [entry for entry in world.events("spawned") if entry.task == STANDBY][1:], "one serves them all"
 
 
-def test_it_is_waited_for_as_long_as_an_import_may_take_and_no_longer() -> None:
+def test_the_standby_is_waited_for_as_long_as_an_import_may_take_and_no_longer() -> None:
     world = known()
     world.advance(299.9)
     assert TRAINER not in world.alive
@@ -43,7 +43,7 @@ def test_it_is_waited_for_as_long_as_an_import_may_take_and_no_longer() -> None:
     assert world.alive[TRAINER].incarnation == 1
 
 
-def test_one_that_dies_is_followed_by_a_cold_start_at_once_and_by_another_only_when_that_trains() -> None:
+def test_a_standby_that_dies_is_followed_by_a_cold_start_at_once_and_by_another_only_once_that_trains() -> None:
     world = known()
     world.end(STANDBY, KILLED)
     assert world.alive[TRAINER].incarnation == 1
@@ -56,7 +56,7 @@ def test_one_that_dies_is_followed_by_a_cold_start_at_once_and_by_another_only_w
 
 
 @pytest.mark.parametrize(("mode", "room_bytes"), [("warm", 2**29), ("hot", 2**40), ("off", 2**40)])
-def test_without_room_for_it_or_with_another_kind_the_trainer_starts_at_once(
+def test_without_memory_or_with_another_kind_of_standby_the_trainer_starts_at_once(
     mode: Literal["warm", "hot", "off"], room_bytes: int
 ) -> None:
     world = known(mode, room_bytes)
@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_meanwhile_ends_without_a_trainer() -> None:
     assert not [entry for entry in world.events("spawned") if entry.task == TRAINER]
 
 
-def test_what_the_trainer_imports_after_it_is_imported_by_the_one_that_waits_too() -> None:
+def test_the_waiting_standby_also_imports_what_the_trainer_imports_after_the_fork() -> None:
     world = known().wait()
     world.ready().train(7)
     assert world.told_more == 0
@@ -94,7 +94,7 @@ def test_what_the_trainer_imports_after_it_is_imported_by_the_one_that_waits_too
     assert len(world.events("standby_ready")) == 1
 
 
-def test_one_that_dies_while_it_imports_more_is_followed_by_another() -> None:
+def test_a_standby_that_dies_during_further_imports_is_replaced() -> None:
     world = known().wait()
     world.ready().train(7)
     world.imports_slowly = True
@@ -106,7 +106,7 @@ def test_one_that_dies_while_it_imports_more_is_followed_by_another() -> None:
     assert len(world.events("standby_ready")) == 2
 
 
-def test_one_that_imports_beside_the_training_is_told_when_a_trainer_that_died_waits_for_it() -> None:
+def test_a_standby_that_imports_beside_the_training_learns_when_a_dead_trainer_waits_for_it() -> None:
     world = World(Settings(LaunchSettings(standby="warm")), room_bytes=2**40)
     world.ready().train(7).loaded()
     assert world.alive[STANDBY].incarnation == 1

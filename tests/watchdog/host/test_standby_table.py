@@ -1,4 +1,4 @@
-"""The standby in the watchdog's core: when one is made, when it becomes the trainer, and what its death costs."""
+"""The watchdog's core makes a standby, promotes it to trainer and survives its death."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DONE, CHECKPOINTED = Exit(0, None), Exit(75, None)
 
 
 def training(mode: str = "warm", **changes: object) -> World:
-    """A run whose trainer is at step 840 of which 800 are durable, and that has said what it has imported."""
+    """Return a run whose trainer is at step 840, with 800 on disk, and has reported its imports."""
     world = World(settings=Settings(LaunchSettings(standby=mode)), **changes).ready().train(840)  # type: ignore[arg-type]
     world.durable(800)
     return world.loaded()
@@ -53,7 +53,7 @@ def spawned(world: World, task: TaskId) -> list[int]:
 @pytest.mark.parametrize(
     ("state", "event"), [pair for pair in itertools.product(StandbyState, StandbyEvent) if pair not in TRANSITIONS]
 )
-def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: StandbyState, event: StandbyEvent) -> None:
+def test_an_unlisted_pair_is_a_bug_and_does_nothing(state: StandbyState, event: StandbyEvent) -> None:
     out: list[Todo] = []
     with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
         Standby("warm", out, state=state).handle(event, 1.0)
@@ -69,7 +69,7 @@ def test_from_every_state_an_unwanted_standby_is_gone_once_it_has_died() -> None
         assert standby.state is StandbyState.ABSENT, state
 
 
-def test_one_is_made_when_training_runs_and_its_imports_are_known_and_not_before() -> None:
+def test_a_standby_is_made_when_training_runs_and_its_imports_are_known_and_not_before() -> None:
     world = World(settings=Settings(LaunchSettings(standby="warm"))).ready().train(840)
     world.advance(10.0)
     assert STANDBY not in world.alive
@@ -81,7 +81,7 @@ def test_one_is_made_when_training_runs_and_its_imports_are_known_and_not_before
     assert world.standby.next_due_s() is None, "it costs the watchdog nothing to have one"
 
 
-def test_off_makes_none() -> None:
+def test_off_makes_no_standby() -> None:
     world = training("off")
     world.advance(100.0)
     assert spawned(world, STANDBY) == []
@@ -103,7 +103,7 @@ def test_each_crash_after_progress_is_followed_by_a_fork_without_delay() -> None
     assert spawned(world, TRAINER) == [1, 2, 3, 4]
 
 
-def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forks_first_message_is_handled_after_the_news_of_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
@@ -122,7 +122,7 @@ def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pyt
     assert world.core.chief.pid == 1002
 
 
-def test_one_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> None:
+def test_a_standby_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> None:
     world = training(promotion="becomes it")
     world.standby_words.append(StandbySaid(1, Waiting(2000, 2.5, no_fork="it runs a thread")))
     pid = world.alive[STANDBY].pid
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> 
     assert len([text for text in world.said if "it runs a thread" in text]) == 1
 
 
-def test_a_second_crash_without_progress_waits_as_ever_and_the_standby_is_still_used() -> None:
+def test_a_second_crash_without_progress_has_its_usual_delay_and_still_uses_the_standby() -> None:
     world = waiting()
     world.crash()
     world.advance(0.001)
@@ -152,14 +152,14 @@ def test_a_second_crash_without_progress_waits_as_ever_and_the_standby_is_still_
     assert world.core.chief.history.no_progress_count == 2
 
 
-def test_after_exit_75_it_is_forked_too() -> None:
+def test_after_exit_75_a_fork_is_made_too() -> None:
     world = waiting()
     world.crash(CHECKPOINTED)
     world.advance(0.001)
     assert world.last("promoted")["pid"] == world.alive[TRAINER].pid
 
 
-def test_one_that_still_imports_is_waited_for_and_not_longer_than_half_a_minute() -> None:
+def test_an_importing_standby_is_waited_for_and_not_longer_than_half_a_minute() -> None:
     world = training()
     world.crash()
     world.advance(29.9)
@@ -171,7 +171,7 @@ def test_one_that_still_imports_is_waited_for_and_not_longer_than_half_a_minute(
     assert world.standby.is_ready
 
 
-def test_one_that_dies_while_it_is_waited_for_is_followed_by_a_cold_start_at_once() -> None:
+def test_a_standby_that_dies_while_awaited_is_followed_by_a_cold_start_at_once() -> None:
     world = training()
     world.crash()
     world.end(STANDBY, KILLED)
@@ -179,7 +179,7 @@ def test_one_that_dies_while_it_is_waited_for_is_followed_by_a_cold_start_at_onc
     assert spawned(world, TRAINER) == [1, 2]
 
 
-def test_a_stop_while_a_fork_is_made_ends_both() -> None:
+def test_a_stop_during_a_fork_ends_both() -> None:
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
@@ -195,7 +195,7 @@ def test_a_stop_while_a_fork_is_made_ends_both() -> None:
     assert not world.alive
 
 
-def test_one_that_becomes_ready_while_a_crashed_trainer_waits_is_used() -> None:
+def test_a_standby_that_becomes_ready_while_a_crashed_trainer_waits_is_used() -> None:
     world = training()
     world.crash()
     world.advance(0.5)
@@ -203,7 +203,7 @@ def test_one_that_becomes_ready_while_a_crashed_trainer_waits_is_used() -> None:
     assert world.last("promoted")["standby"] == 1
 
 
-def test_its_deaths_touch_nobody_are_answered_with_growing_delays_and_said_once() -> None:
+def test_a_standbys_deaths_affect_no_other_process_get_growing_delays_and_are_reported_once() -> None:
     world = waiting()
     made = 1
     for delay_s in (1.0, 4.0, 16.0, 64.0, 256.0):
@@ -226,7 +226,7 @@ def test_its_deaths_touch_nobody_are_answered_with_growing_delays_and_said_once(
     assert len(spawned(world, STANDBY)) == made + 1, "deaths of long ago are forgotten"
 
 
-def test_none_is_begun_while_a_crashed_trainer_waits_or_starts() -> None:
+def test_no_standby_is_started_while_a_crashed_trainer_waits_or_starts() -> None:
     world = waiting()
     world.end(STANDBY, KILLED)
     world.crash()
@@ -235,7 +235,7 @@ def test_none_is_begun_while_a_crashed_trainer_waits_or_starts() -> None:
     assert spawned(world, STANDBY) == [1]
 
 
-def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_start_follows_at_once() -> None:
+def test_a_standby_that_dies_as_it_becomes_the_trainer_costs_no_failure_and_a_cold_start_follows_at_once() -> None:
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
@@ -253,7 +253,7 @@ def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_
     assert any("cold start" in text for text in world.said)
 
 
-def test_one_that_cannot_be_told_is_ended_and_a_cold_start_follows_at_once() -> None:
+def test_a_standby_that_cannot_be_reached_is_ended_and_a_cold_start_follows_at_once() -> None:
     world = waiting(promotion="cannot be told")
     world.crash()
     world.advance(0.01)
@@ -262,7 +262,7 @@ def test_one_that_cannot_be_told_is_ended_and_a_cold_start_follows_at_once() -> 
     assert world.events("exited")[-1].entry.fields()["evidence"] == "SIGKILL, sent by procsv: Broken pipe"
 
 
-def test_one_that_does_not_answer_is_killed_in_time() -> None:
+def test_a_standby_that_does_not_answer_is_killed_in_time() -> None:
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(PROMOTE_S_MAX - 0.1)
@@ -273,7 +273,7 @@ def test_one_that_does_not_answer_is_killed_in_time() -> None:
 
 
 @pytest.mark.parametrize("state", [StandbyState.IMPORTING, StandbyState.WAITING])
-def test_it_never_keeps_a_run_alive(state: StandbyState) -> None:
+def test_a_standby_never_keeps_a_run_alive(state: StandbyState) -> None:
     for end in ("stopped", "done", "gave up"):
         world = training() if state is StandbyState.IMPORTING else waiting()
         assert world.standby.state is state
@@ -289,7 +289,7 @@ def test_it_never_keeps_a_run_alive(state: StandbyState) -> None:
         assert [e.entry.fields()["cause"] for e in stopped if e.task == STANDBY] == ["stopped"]
 
 
-def test_a_stop_while_it_is_becoming_the_trainer_ends_it_as_the_trainer() -> None:
+def test_a_stop_while_it_becomes_the_trainer_ends_it_as_the_trainer() -> None:
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
@@ -300,7 +300,7 @@ def test_a_stop_while_it_is_becoming_the_trainer_ends_it_as_the_trainer() -> Non
     assert not world.alive
 
 
-def test_where_memory_is_short_none_is_made_and_that_is_said_once() -> None:
+def test_short_memory_makes_no_standby_and_is_reported_once() -> None:
     world = training(room_bytes=ROOM_BYTES_MIN - 1)
     world.advance(5 * ROOM_LOOK_S)
     assert spawned(world, STANDBY) == []
@@ -310,7 +310,7 @@ def test_where_memory_is_short_none_is_made_and_that_is_said_once() -> None:
     assert spawned(world, STANDBY) == [1]
 
 
-def test_a_system_that_starts_no_process_is_asked_again_later() -> None:
+def test_a_system_that_cannot_start_processes_is_asked_again_later() -> None:
     world = training(refuses_spawns=True)
     assert (world.refused, spawned(world, STANDBY)) == (1, [])
     world.refuses_spawns = False
@@ -318,7 +318,7 @@ def test_a_system_that_starts_no_process_is_asked_again_later() -> None:
     assert spawned(world, STANDBY) == [2]
 
 
-def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended() -> None:
+def test_a_hot_standby_that_prepares_another_trainer_than_the_one_started_is_ended() -> None:
     world = training("hot")
     world.crash()
     world.advance(0.001)
@@ -328,7 +328,7 @@ def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended()
     assert spawned(world, STANDBY) == [1, 2]
 
 
-def test_a_program_that_ends_before_its_session_gets_a_warm_one() -> None:
+def test_a_program_that_ends_before_its_session_gets_a_warm_standby() -> None:
     world = training("hot")
     assert world.standby.mode == "hot"
     world.end(STANDBY, Exit(0, None))
@@ -339,7 +339,7 @@ def test_a_program_that_ends_before_its_session_gets_a_warm_one() -> None:
     assert world.core.exit_code is None
 
 
-def test_random_histories_keep_one_trainer_and_end_with_nobody_left() -> None:
+def test_random_histories_keep_one_trainer_and_leave_no_process() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         world = waiting(

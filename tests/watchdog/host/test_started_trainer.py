@@ -1,4 +1,4 @@
-"""What a trainer finds of how it was started: the environment, files and options that the program is promised."""
+"""A trainer starts with the environment, files and options that the program is promised."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps({
 """
 
 
-def test_a_trainer_finds_what_it_is_promised_and_a_later_one_the_same(tmp_path: Path) -> None:
+def test_a_trainer_gets_what_it_is_promised_and_a_later_one_gets_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM + "sys.exit(os.environ['PROCSV_INCARNATION'] == '1')\n")
     logdir = tmp_path / "run"
     with launched(logdir, "--backoff", "0s..0s", "train.py", cwd=tmp_path, GIVEN="this") as run:
@@ -55,7 +55,7 @@ def test_a_trainer_finds_what_it_is_promised_and_a_later_one_the_same(tmp_path: 
     assert first == second
 
 
-def test_the_program_has_the_options_that_python_was_given_at_each_start(tmp_path: Path) -> None:
+def test_the_program_gets_pythons_options_at_each_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys, faulthandler\n"
         "print(sys.flags.optimize, sys._xoptions, sys.warnoptions, faulthandler.is_enabled(), flush=True)\n"

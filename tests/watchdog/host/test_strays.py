@@ -1,4 +1,4 @@
-"""What a dead task has left behind is killed; what is about to be told of as another task is not."""
+"""A dead task's leftovers are killed, and a fork that is about to become another task is not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print("cleared", processes.clear_tree(dead), standby.poll(), flush=True)
 """
 
 
-def test_a_fork_that_a_standby_has_not_told_of_yet_is_no_stray_of_a_task_that_died_meanwhile(tmp_path: Path) -> None:
+def test_a_fork_not_yet_reported_by_its_standby_is_no_stray_of_a_task_that_died_meanwhile(tmp_path: Path) -> None:
     with running(PROGRAM, tmp_path) as program:
         assert program.wait_said("cleared") == "False None", "it may be one: it is looked at again"
         assert program.wait_said("cleared", 2) == "True None", "it is the task that the standby was to be"

@@ -1,4 +1,4 @@
-"""A member finds the coordinator that is there now, whatever an earlier one has left."""
+"""A member finds the present coordinator, whatever an earlier one has left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACEMENT = Placement(
 
 
 class Coordinator:
-    """Says where it is, and gives whoever asks an answer; one that has ended hears nobody."""
+    """Announces its address and answers every client. One that has ended hears nobody."""
 
     def __init__(
         self, start: Start, clock: FakeClock, *, has_ended: bool = False, answer: Message | None = None
@@ -77,7 +77,7 @@ class Coordinator:
         self._context.term()
 
 
-def test_a_run_is_found_that_has_the_number_of_the_one_before_which_has_ended(tmp_path: Path) -> None:
+def test_a_run_is_found_that_has_the_number_of_the_previous_one_that_has_ended(tmp_path: Path) -> None:
     clock, at = FakeClock(), str(tmp_path)
     start = Start(WATCHDOG, "before", 1, at, at, at)
     joining = Joining(start, PLACEMENT, "", clock)

@@ -1,4 +1,6 @@
-"""A copy of what the chief has in memory: by real sockets and files, with a coordinator that is played."""
+"""A copy of the chief's memory is kept, offered and used, with real sockets and files and a
+simulated coordinator.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield made
 
 
-def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(world: World) -> None:
+def test_the_newest_whole_copy_is_kept_and_a_newer_one_is_requested(world: World) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot) == (AskSnapshot(0), [])
     world.keep(1)
@@ -108,7 +110,7 @@ def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(w
     assert not world.files.directory.exists()
 
 
-def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_not_ours_to_remove(world: World) -> None:
+def test_nothing_is_requested_without_an_order_and_foreign_files_are_not_removed(world: World) -> None:
     assert world.keeper.poll_keeper() == []
     world.files.directory.mkdir()
     other = world.files.directory / "slot.1.fetched"
@@ -117,7 +119,7 @@ def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_n
     assert other.exists()
 
 
-def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch_and_goes_with_the_end_of_the_run(
+def test_a_copy_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch_and_removed_at_the_end_of_the_run(
     world: World,
 ) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
@@ -160,7 +162,7 @@ PLACED = Placement(
     ],
     ids=["a pod", "an evaluator's pod", "by its address", "an evaluator", "by Slurm"],
 )
-def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
+def test_a_copy_is_offered_under_the_name_that_other_machines_use_for_this_one(
     world: World, placed: Placement, host: str
 ) -> None:
     """Its own name is n2 everywhere here, which only its own resolver may know."""
@@ -173,7 +175,7 @@ def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
         assert offered.offer.host == host
 
 
-def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_stays(world: World) -> None:
+def test_a_snapshot_without_room_is_reported_once_and_the_previous_one_stays(world: World) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     told = world.offer(2)
@@ -191,7 +193,7 @@ def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_st
     world.keeper.close(keeps=False)
 
 
-def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_transfer_leaves_the_copy_unchanged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
@@ -207,7 +209,7 @@ def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypat
     world.keeper.close(keeps=False)
 
 
-def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(world: World) -> None:
+def test_a_coordinator_on_the_copys_machine_uses_it_in_place(world: World) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.keeper.close(keeps=True)
@@ -223,7 +225,7 @@ def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(w
     assert (fetched.step, fetched.host) == (30, "n2")
 
 
-def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> None:
+def test_a_copy_no_newer_than_local_state_is_removed(world: World) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.keeper.close(keeps=True)
@@ -236,7 +238,7 @@ def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> N
     assert not restore.entries
 
 
-def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) -> None:
+def test_if_the_newest_copy_is_damaged_the_next_one_is_used(world: World) -> None:
     world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     world.keeper.close(keeps=True)

@@ -1,4 +1,4 @@
-"""Launches that ask for a place which another one has, over real connections; the clock is the test's."""
+"""Launches ask for a place that another one has, over real connections with the test's clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = "n2:1222"
 
 
 class Launch:
-    """The end of one that asks: what it is told, and acknowledges or not, as joining.py does until it is welcome."""
+    """A launch that asks. It acknowledges what it receives, or not, as joining.py does until it is welcome."""
 
     def __init__(self, client: TcpClient) -> None:
         self.client, self.told, self.is_welcome = client, list[Message](), False
@@ -105,7 +105,7 @@ def speak(run: Run) -> Launch:
     return first
 
 
-def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_is_ordered_then_is(run: Run) -> None:
+def test_orders_of_a_dead_launch_are_not_executed_by_the_next_one_and_later_orders_are(run: Run) -> None:
     speak(run)
     second = run.connect()
     second.client.send_reliable(told.MirrorKept(1, 1))  # it is known on its connection, and is sent what the first is
@@ -124,7 +124,7 @@ def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_
     assert second.has(told.StartTask) == [told.StartTask(WORKER, 3)]
 
 
-def test_what_a_dead_launch_has_said_comes_too_late(run: Run) -> None:
+def test_messages_of_a_dead_launch_come_too_late(run: Run) -> None:
     first, second = speak(run), run.connect()
     second.client.send_reliable(run.question("second", LaunchLock("d", 2.0)))
     run.until(lambda: second.is_welcome)
@@ -137,7 +137,7 @@ def test_what_a_dead_launch_has_said_comes_too_late(run: Run) -> None:
     assert run.events == [events.Started(WORKER, 3, 79)]
 
 
-def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_begin_again_with(run: Run) -> None:
+def test_a_launch_without_proof_of_succession_waits_until_all_restart_with_it(run: Run) -> None:
     speak(run)
     second = run.connect()
     second.client.send_reliable(run.question("second", None))
@@ -157,7 +157,7 @@ def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_beg
     assert run.events[1:] == [events.NotStarted(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
 
 
-def test_one_whose_task_would_be_elsewhere_is_the_one_that_all_begin_again_with_at_once(run: Run) -> None:
+def test_all_restart_at_once_with_a_launch_whose_task_would_be_elsewhere(run: Run) -> None:
     speak(run)
     second = run.connect()
 
@@ -184,7 +184,7 @@ def test_a_second_launch_is_refused_once_the_first_has_been_heard_for_long_enoug
     assert not run.events
 
 
-def test_one_that_asks_again_on_another_connection_is_welcome_there_and_hears_what_was_ordered(run: Run) -> None:
+def test_a_launch_that_asks_again_on_another_connection_is_welcome_there_and_gets_its_orders(run: Run) -> None:
     speak(run)
     run.tasks.start(WORKER, 2, 0.0)
     again = run.connect()

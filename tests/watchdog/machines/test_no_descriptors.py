@@ -1,4 +1,4 @@
-"""A coordinator without a descriptor to spare asks its checkpoint service later what a member wants to know."""
+"""A coordinator without a spare descriptor postpones a member's question to its checkpoint service."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield Coordinator(tmp_path, held)
 
 
-def test_what_a_task_is_to_start_from_is_asked_once_there_is_a_descriptor(coordinator: Coordinator) -> None:
+def test_what_a_task_should_restore_is_asked_once_there_is_a_descriptor(coordinator: Coordinator) -> None:
     questions = Questions(coordinator.context, coordinator.start, CLOCK)
     with no_descriptors():
         questions.ask(WORKER, 1, durable_only=True)
@@ -81,7 +81,7 @@ def test_what_a_task_is_to_start_from_is_asked_once_there_is_a_descriptor(coordi
     questions.close()
 
 
-def test_a_snapshot_for_the_copy_is_asked_for_once_there_is_a_descriptor(coordinator: Coordinator) -> None:
+def test_a_snapshot_for_the_copy_is_requested_once_there_is_a_descriptor(coordinator: Coordinator) -> None:
     members = Membership((WORKER,), 10.0)
     members.join(member := Member(1, WORKER, "n2", "", 7, CLOCK.monotonic()))
     copy_relay = MemoryCopyRelay(coordinator.context, coordinator.server, members, coordinator.start, CLOCK, "n1")

@@ -1,4 +1,4 @@
-"""Orders that are given while a member's connection is broken reach it once it is back: each once, in their order."""
+"""Orders given while a member's connection is broken arrive later, each once and in order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def link(tmp_path: Path) -> Iterator[Link]:
         yield made
 
 
-def test_what_is_given_while_the_coordinator_does_not_know_that_the_connection_is_gone_arrives(link: Link) -> None:
+def test_an_order_given_before_the_coordinator_notices_the_broken_connection_arrives(link: Link) -> None:
     link.way.break_off()
 
     link.tasks.start(WORKER, 2, 0.0)
@@ -98,7 +98,7 @@ def test_what_is_given_while_the_coordinator_does_not_know_that_the_connection_i
     assert link.orders == [told.StartTask(WORKER, 2), told.SignalTask(WORKER, 2, signal.SIGTERM)]
 
 
-def test_what_is_given_on_the_new_connection_does_not_overtake_what_was_lost_with_the_old_one(link: Link) -> None:
+def test_an_order_on_the_new_connection_does_not_overtake_one_lost_with_the_old(link: Link) -> None:
     link.way.break_off()
     link.tasks.start(WORKER, 2, 0.0)
     link.connect()
@@ -109,7 +109,7 @@ def test_what_is_given_on_the_new_connection_does_not_overtake_what_was_lost_wit
     assert link.orders == [told.StartTask(WORKER, 2), told.SignalTask(WORKER, 2, signal.SIGTERM)]
 
 
-def test_what_an_attempt_was_to_do_is_withdrawn_once_it_is_known_to_have_ended(link: Link) -> None:
+def test_an_attempts_orders_are_withdrawn_once_its_end_is_known(link: Link) -> None:
     link.tasks.start(WORKER, 2, 0.0)
     link.until(lambda: link.orders and link.is_all_acknowledged())
     link.way.break_off()

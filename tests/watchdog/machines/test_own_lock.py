@@ -1,4 +1,4 @@
-"""A launch tells others which directory it has locked, so that they know which of two launches is dead."""
+"""A launch names the directory that it has locked, so that others can tell which of two launches is dead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def take(directory: Path, now_s: float) -> LaunchLock | None:
         lock.release_lock()
 
 
-def test_the_later_holder_of_one_directory_follows_the_earlier_and_no_other(tmp_path: Path) -> None:
+def test_the_later_holder_of_a_directory_succeeds_the_earlier_one_and_no_other(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     first, second, elsewhere = take(tmp_path, 1.0), take(tmp_path, 2.0), take(other, 3.0)

@@ -1,4 +1,4 @@
-"""A member that has lost its coordinator finds the one that follows it, and from then on hears no other."""
+"""A member that lost its coordinator finds the next one and ignores every other from then on."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def adrift(tmp_path: Path) -> Iterator[Adrift]:
         yield Adrift(tmp_path, held)
 
 
-def test_the_coordinator_that_follows_is_told_what_still_runs(adrift: Adrift) -> None:
+def test_the_next_coordinator_learns_what_still_runs(adrift: Adrift) -> None:
     adrift.coordinator("before", has_ended=True)
     assert adrift.look() is None
     assert not adrift.rejoining.follower, "there is no other yet"
@@ -81,7 +81,7 @@ def test_the_coordinator_that_follows_is_told_what_still_runs(adrift: Adrift) ->
     assert join.served == SERVED
 
 
-def test_a_newer_coordinator_is_the_end_of_the_word_of_the_one_before_although_it_has_not_answered(
+def test_a_newer_coordinator_overrides_the_previous_one_although_it_has_not_answered(
     adrift: Adrift,
 ) -> None:
     adrift.coordinator("after", has_ended=True)
@@ -91,7 +91,7 @@ def test_a_newer_coordinator_is_the_end_of_the_word_of_the_one_before_although_i
     assert adrift.rejoining.follower == "127.0.0.1"
 
 
-def test_a_coordinator_that_is_lost_before_it_answers_is_followed_by_the_next_one(adrift: Adrift) -> None:
+def test_a_coordinator_lost_before_it_answers_is_followed_by_the_next_one(adrift: Adrift) -> None:
     adrift.coordinator("second", has_ended=True)
     for _ in range(3):
         assert adrift.look() is None
@@ -100,7 +100,7 @@ def test_a_coordinator_that_is_lost_before_it_answers_is_followed_by_the_next_on
     assert adrift.wait_joined().term == third.term
 
 
-def test_another_start_that_found_the_logdir_taken_is_no_coordinator(adrift: Adrift) -> None:
+def test_another_start_that_found_the_logdir_taken_is_not_a_coordinator(adrift: Adrift) -> None:
     write_term(adrift.start.paths, Term(scheduler=SCHEDULER, run="another", refused="it is in use", exit_code=73))
 
     assert adrift.look() is None
@@ -111,7 +111,7 @@ def test_another_start_that_found_the_logdir_taken_is_no_coordinator(adrift: Adr
 @pytest.mark.parametrize(
     ("answer", "error"), [(BeginAnew("ps.0 has ended"), BegunAnew), (Refused("another command", 2), UserError)]
 )
-def test_the_answer_that_nothing_goes_on_is_heard(adrift: Adrift, answer: Message, error: type[Exception]) -> None:
+def test_the_answer_that_nothing_continues_is_accepted(adrift: Adrift, answer: Message, error: type[Exception]) -> None:
     adrift.coordinator("after", answer)
 
     with pytest.raises(error, match=r"ps\.0 has ended|another command"):

@@ -1,4 +1,4 @@
-"""Orders to a machine that is lost are answered by its loss, so that nothing waits for them."""
+"""The loss of a machine answers its open orders, so that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def remote(tmp_path: Path) -> Iterator[Remote]:
         yield made
 
 
-def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> None:
+def test_an_open_start_fails_before_the_loss_is_reported(remote: Remote) -> None:
     remote.tasks.start(WORKER, 3, 0.0)
     assert remote.tasks.poll() == []
 
@@ -59,7 +59,7 @@ def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> Non
     assert heard == [NotStarted(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
 
 
-def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remote) -> None:
+def test_a_task_being_cleaned_up_is_gone_after_the_loss_is_reported(remote: Remote) -> None:
     remote.tasks.clear_tree(WORKER, 2, has_ended=False)
 
     heard = remote.pass_time(TIMEOUT_S)
@@ -67,7 +67,7 @@ def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remo
     assert heard == [MemberLost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
 
 
-def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_once(remote: Remote) -> None:
+def test_beats_are_gathered_for_a_moment_and_all_else_is_handled_at_once(remote: Remote) -> None:
     waiter, other = Waiter(), os.eventfd(0)
     try:
         waiter.register(other)
@@ -82,7 +82,7 @@ def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_o
         os.close(other)
 
 
-def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:
+def test_orders_after_the_loss_are_answered_at_once(remote: Remote) -> None:
     remote.pass_time(TIMEOUT_S)
 
     remote.tasks.start(WORKER, 4, 0.0)

@@ -1,9 +1,9 @@
-"""A checkpoint service that saves nothing: for tests of the watchdog, without TensorFlow.
+"""A checkpoint service that saves nothing, for tests of the watchdog without TensorFlow.
 
-STAND_IN_CHECKPOINT in its environment says how it is to behave:
+STAND_IN_CHECKPOINT in its environment sets its behaviour:
     die        exits with code 9 before it is ready
     unsaved    cannot save what the trainer left
-    wedged     the first one's loop does not come round again once the trainer has spoken
+    wedged     the first one's loop gets stuck once the trainer has spoken
 """
 
 from __future__ import annotations

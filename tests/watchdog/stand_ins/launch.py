@@ -1,7 +1,9 @@
-"""`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
+"""Run `procsv launch` with a checkpoint service that needs no TensorFlow: launch.py LOGDIR SETTINGS
+TARGET [ARGS…]
 
-SETTINGS is a JSON object, read as LaunchSettings.  STAND_IN_LEASE_S: after how long a lease that nobody renews has ended;
-STAND_IN_RENEW_S: how often one is renewed.  STAND_IN_MARGIN_S: what a dead run's processes get beyond the grace.
+SETTINGS is a JSON object with fields of LaunchSettings. STAND_IN_LEASE_S is the age at which an
+unrenewed lease has ended, STAND_IN_RENEW_S the interval of renewals, and STAND_IN_MARGIN_S the time
+that a dead run's processes get beyond the grace period.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gang in the core: all end with the first of it, and are started again together, when none of the old ones is left."""
+"""A gang ends with its first task to end and restarts together once all old tasks are gone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
 
 # -- an end of one ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("first", "other"), [(SECOND, FIRST), (FIRST, SECOND)])
-def test_the_others_are_killed_at_once_and_nobody_starts_before_all_are_gone(first: TaskId, other: TaskId) -> None:
+def test_the_others_are_killed_at_once_and_nothing_starts_before_all_are_gone(first: TaskId, other: TaskId) -> None:
     played = gang(EVALUATOR)
     out = played.end(first, KILLED)
     assert killed(out) == [other]
@@ -62,7 +62,7 @@ def test_the_others_are_killed_at_once_and_nobody_starts_before_all_are_gone(fir
     assert played.core.gang.generation == 2
 
 
-def test_a_gang_that_breaks_before_one_of_it_has_begun_waits_for_no_process_of_that_one() -> None:
+def test_a_gang_that_breaks_before_a_member_has_started_waits_for_no_process_of_it() -> None:
     played = gang()
     played.tell(Ended(SECOND, 1, KILLED), TreeGone(SECOND, 1))
     go(played, FIRST)
@@ -77,7 +77,7 @@ def test_a_gang_that_breaks_before_one_of_it_has_begun_waits_for_no_process_of_t
     assert not any(action.is_bad for action in out if isinstance(action, Say)), said(out)
 
 
-def test_one_line_tells_of_the_first_and_the_others_end_with_a_cause_of_their_own() -> None:
+def test_one_line_reports_the_first_end_and_the_others_get_their_own_cause() -> None:
     played = gang()
     out = played.end(SECOND, KILLED)
     (line,) = said(out)
@@ -92,7 +92,7 @@ def test_one_line_tells_of_the_first_and_the_others_end_with_a_cause_of_their_ow
     assert (restarting["delay"], restarting["why"]) == (0.0, "worker.1 is gone")
 
 
-def test_one_that_was_frozen_is_told_so_and_one_that_has_ended_by_itself_keeps_its_error() -> None:
+def test_a_frozen_member_is_reported_as_frozen_and_one_that_ended_by_itself_keeps_its_error() -> None:
     played = gang()
     played.tell(Ticked(stopped=frozenset({SECOND})))
     played.end(FIRST, Exit(1, None), words=LastWords("UnavailableError", "gone", "", 7, lost_peer="worker.1"))
@@ -116,7 +116,7 @@ def test_an_evaluator_and_a_server_end_alone() -> None:
 
 
 # -- what binds them -------------------------------------------------------------------------------------------
-def test_auto_binds_them_once_one_has_made_a_collective_strategy() -> None:
+def test_auto_binds_the_tasks_once_one_has_made_a_collective_strategy() -> None:
     played = gang(restart="auto")
     assert killed(played.end(SECOND, KILLED)) == []
     played = gang(restart="auto")
@@ -124,7 +124,7 @@ def test_auto_binds_them_once_one_has_made_a_collective_strategy() -> None:
     assert killed(played.end(SECOND, KILLED)) == [FIRST]
 
 
-def test_auto_binds_nobody_where_there_are_servers_and_task_nobody_at_all() -> None:
+def test_auto_binds_no_tasks_if_there_are_servers_and_task_binds_none_at_all() -> None:
     for played in (gang(PS, restart="auto"), gang(restart="task")):
         played.tell(Said(FIRST, 1, TrainsInStep()))
         assert played.core.gang.policy is Policy.TASK
@@ -141,7 +141,7 @@ def fail_once(played: Played, task: TaskId, incarnation: int) -> None:
     train(played, incarnation + 1, 7, 7)
 
 
-def test_one_end_of_a_gang_is_one_failure_whoever_it_is_that_ends() -> None:
+def test_one_end_of_a_gang_is_one_failure_whichever_task_ends() -> None:
     played = gang(max_failures=3)
     for incarnation, task in enumerate((SECOND, FIRST), 1):
         fail_once(played, task, incarnation)
@@ -155,7 +155,7 @@ def test_one_end_of_a_gang_is_one_failure_whoever_it_is_that_ends() -> None:
     assert journaled(out, "gave_up") == [{"why": Naming("3 failures")}]
 
 
-def test_what_the_chief_has_left_is_progress_for_the_worker_that_ended_first() -> None:
+def test_what_the_chief_left_counts_as_progress_for_the_worker_that_ended_first() -> None:
     played = gang(max_failures=1)
     played.end(SECOND, KILLED)
     go(played, FIRST)
@@ -165,7 +165,7 @@ def test_what_the_chief_has_left_is_progress_for_the_worker_that_ended_first() -
     assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
 
 
-def test_a_state_from_which_a_worker_crashes_again_and_again_is_left_for_the_one_before() -> None:
+def test_a_state_that_makes_a_worker_crash_repeatedly_is_left_for_the_one_before() -> None:
     played = gang()
     asked = []
     for incarnation in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_a_state_from_which_a_worker_crashes_again_and_again_is_left_for_the_one
 
 
 # -- a generation ----------------------------------------------------------------------------------------------
-def test_a_generation_is_formed_when_all_have_ended_their_first_step() -> None:
+def test_a_generation_has_formed_when_all_have_ended_their_first_step() -> None:
     played = gang()
     played.tell(Ended(SECOND, 1, KILLED), at_s=200.0)
     go(played, FIRST)
@@ -193,7 +193,7 @@ def test_a_generation_is_formed_when_all_have_ended_their_first_step() -> None:
     assert journaled(train(played, 2, 7, 7), "gang_formed") == [{"generation": 2, "step": 7, "seconds": 3.0}]
 
 
-def test_tasks_that_begin_with_different_steps_are_all_started_again() -> None:
+def test_tasks_that_start_at_different_steps_all_restart() -> None:
     played = gang()
     played.end(SECOND, KILLED)
     go(played, FIRST)
@@ -204,7 +204,7 @@ def test_tasks_that_begin_with_different_steps_are_all_started_again() -> None:
     assert "worker.0 with step 7, worker.1 with step 5" in said(out)[-1][0]
 
 
-def test_tasks_that_never_begin_with_the_same_step_are_given_up() -> None:
+def test_tasks_that_never_start_at_the_same_step_are_given_up() -> None:
     launch = LaunchSettings(restart="gang", max_failures=1)
     played = Played(trains=False, tasks=(FIRST, SECOND), launch=launch)
     out = train(played, 1, 7, 5)
@@ -214,7 +214,7 @@ def test_tasks_that_never_begin_with_the_same_step_are_given_up() -> None:
 
 
 # -- ends that are asked for -----------------------------------------------------------------------------------
-def test_a_stop_asks_the_chief_first_and_ends_the_others_when_it_has_saved() -> None:
+def test_a_stop_asks_the_chief_first_and_ends_the_others_once_it_has_saved() -> None:
     played = gang(EVALUATOR)
     out = played.stop()
     assert told(out) == [(EVALUATOR, StopTraining)]
@@ -231,7 +231,7 @@ def test_a_chief_that_has_finished_lets_the_others_finish() -> None:
     assert (SECOND, StopTraining) in told(out)
 
 
-def test_a_worker_that_comes_to_its_end_just_when_its_chief_dies_is_started_again_with_it() -> None:
+def test_a_worker_that_finishes_as_its_chief_dies_restarts_with_it() -> None:
     """It is killed for that, and had ended by itself: whose end is seen first is left to chance."""
     played = gang()
     played.end(FIRST, KILLED)
@@ -242,7 +242,7 @@ def test_a_worker_that_comes_to_its_end_just_when_its_chief_dies_is_started_agai
     assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
 
 
-def test_a_worker_that_had_come_to_its_end_is_started_again_with_a_chief_that_had_not() -> None:
+def test_a_finished_worker_restarts_with_a_chief_that_had_not_finished() -> None:
     played = gang()
     played.tell(Ended(SECOND, 1, DONE), TreeGone(SECOND, 1))
     out = played.tell(Ended(FIRST, 1, KILLED), TreeGone(FIRST, 1), Ticked())
@@ -251,7 +251,7 @@ def test_a_worker_that_had_come_to_its_end_is_started_again_with_a_chief_that_ha
 
 
 @pytest.mark.parametrize("name", [None, SECOND])
-def test_a_planned_restart_of_any_is_one_of_the_chief_who_saves_and_then_of_all(name: TaskId | None) -> None:
+def test_a_planned_restart_of_any_member_makes_the_chief_save_and_then_restarts_all(name: TaskId | None) -> None:
     played = gang(EVALUATOR)
     out = played.tell(RecycleAsked("procsv restart", by_hand=True, task=name))
     asked = [action.task for action in out if isinstance(action, Tell) and isinstance(action.body, StopTraining)]
@@ -259,14 +259,14 @@ def test_a_planned_restart_of_any_is_one_of_the_chief_who_saves_and_then_of_all(
     assert killed(played.end(FIRST, SAVED)) == [SECOND]
 
 
-def test_a_member_whose_start_is_under_way_is_ended_with_the_others() -> None:
+def test_a_member_that_is_still_starting_is_ended_with_the_others() -> None:
     played = gang()
     played.core.tasks[FIRST].life.state = TaskState.PENDING
     out = played.end(SECOND, Exit(None, signal.SIGSEGV))
     assert [action for action in out if isinstance(action, KillTree)] == [KillTree(FIRST, 1)]
 
 
-def test_a_member_that_is_given_up_ends_all_at_once_as_nobody_can_end_a_step() -> None:
+def test_a_member_that_is_given_up_ends_all_at_once_because_none_can_end_a_step() -> None:
     played = gang()
     out = played.end(SECOND, Exit(78, None))
     assert journaled(out, "gave_up")
@@ -274,7 +274,7 @@ def test_a_member_that_is_given_up_ends_all_at_once_as_nobody_can_end_a_step() -
 
 
 @pytest.mark.parametrize("task", [FIRST, SECOND, EVALUATOR])
-def test_once_the_run_is_to_end_nobody_who_dies_before_being_asked_is_started_again(task: TaskId) -> None:
+def test_once_the_run_is_to_end_no_member_that_dies_unasked_restarts(task: TaskId) -> None:
     played = gang(EVALUATOR)
     played.stop()
     out = played.end(task, KILLED)
@@ -285,9 +285,7 @@ def test_once_the_run_is_to_end_nobody_who_dies_before_being_asked_is_started_ag
     assert played.core.tasks[task].ends_run
 
 
-def test_one_that_waits_in_its_step_for_a_callback_of_another_does_not_hang_and_both_may_when_neither_is_in_one() -> (
-    None
-):
+def test_a_member_that_waits_for_anothers_callback_does_not_hang_and_outside_of_callbacks_both_may() -> None:
     played = gang(hang_timeout_s=60.0)
     train(played, 1, 10, 10)
 

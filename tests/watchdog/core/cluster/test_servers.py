@@ -1,4 +1,6 @@
-"""A parameter server that ends by itself: others need what it holds, so its exit code 0 is an end like any other."""
+"""A parameter server that ends by itself restarts: others need what it holds, so exit code 0 is an
+end like any other.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def server_in(phase: Phase) -> Played:
     return played
 
 
-def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
+def test_a_serving_server_that_exits_with_0_restarts() -> None:
     played = server_in(Phase.SERVE)
     out = played.end(SERVER, DONE)
     (exited,) = journaled(out, "exited")
@@ -61,7 +63,7 @@ def end_and_start(played: Played, task: TaskId, incarnation: int) -> None:
     played.tell(Started(task, incarnation + 1, 2000))
 
 
-def test_what_a_lost_server_has_cost_counts_from_how_far_the_others_had_come_while_the_chief_was_away() -> None:
+def test_a_lost_servers_cost_counts_from_the_progress_of_the_others_while_the_chief_was_away() -> None:
     played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
     played.tell(Said(SERVER, 1, Hello(1)), Ticked({SERVER: Heartbeat(Phase.SERVE, -1, 1, 100.0, 0.0)}))
     read(played, WORKER, 8)  # it may train before the chief has said that it does
@@ -90,7 +92,7 @@ def test_what_a_lost_server_has_cost_counts_from_how_far_the_others_had_come_whi
     )
 
 
-def test_one_that_does_not_serve_and_exits_with_0_is_done() -> None:
+def test_a_server_that_does_not_serve_and_exits_with_0_is_done() -> None:
     """A program can end its servers by a word of its own: they wait for that in a session, and not in `join`."""
     played = server_in(Phase.IDLE)
     out = played.end(SERVER, DONE)
@@ -99,7 +101,7 @@ def test_one_that_does_not_serve_and_exits_with_0_is_done() -> None:
     assert not [action for action in out if isinstance(action, StartAttempt)]
 
 
-def test_one_that_exits_with_0_once_the_run_is_to_end_is_done() -> None:
+def test_a_server_that_exits_with_0_once_the_run_is_to_end_is_done() -> None:
     played = server_in(Phase.SERVE)
     played.stop()
     played.end(CHIEF, DONE)
@@ -107,7 +109,7 @@ def test_one_that_exits_with_0_once_the_run_is_to_end_is_done() -> None:
     assert played.core.tasks[SERVER].ends_run
 
 
-def test_who_trains_with_a_server_that_has_ended_before_it_is_killed_within_seconds_at_a_stop() -> None:
+def test_a_task_whose_server_has_ended_before_it_is_killed_within_seconds_at_a_stop() -> None:
     played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER), launch=LaunchSettings(grace_s=100.0))
     for task, phase in ((CHIEF, Phase.STEP), (WORKER, Phase.STEP), (SERVER, Phase.SERVE)):
         played.tell(Said(task, 1, Hello(1)), Ticked({task: Heartbeat(phase, 1, 1, 100.0, 0.0)}))
@@ -122,7 +124,7 @@ def test_who_trains_with_a_server_that_has_ended_before_it_is_killed_within_seco
     assert exited["evidence"] == Naming("SIGKILL", "a server", " 5.0 s")
 
 
-def test_a_worker_that_serves_its_coordinator_is_asked_to_end_behind_it_and_one_that_trains_before() -> None:
+def test_a_worker_that_serves_its_coordinator_is_asked_to_end_after_it_and_one_that_trains_before_it() -> None:
     for phase, asked_first in ((Phase.SERVE, CHIEF), (Phase.STEP, WORKER)):
         played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
         for task, its_phase in ((CHIEF, Phase.STEP), (WORKER, phase), (SERVER, Phase.SERVE)):

@@ -1,4 +1,4 @@
-"""Who waits for whom: a task that can only wait for another is not hanging, however long that takes."""
+"""A task that can only wait for another is not hanging, however long that takes."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Tasks:
         return self.played.core.awaited_by(task, self.played.now_s)
 
 
-def test_nobody_waits_where_all_is_well() -> None:
+def test_no_task_waits_while_all_is_well() -> None:
     tasks = Tasks()
     assert {task: tasks.awaited(task) for task in TASKS} == dict.fromkeys(TASKS)
 
 
-def test_all_with_a_session_wait_for_a_server_that_is_silent_and_only_that_is_found_hanging() -> None:
+def test_all_sessions_wait_for_a_silent_server_and_only_the_server_counts_as_hanging() -> None:
     """Who waits would be over its own limit first: the limit of both is twenty steps."""
     tasks = Tasks()
     tasks.silent[SERVER] = tasks.played.now_s
@@ -80,7 +80,7 @@ def test_all_with_a_session_wait_for_a_server_that_is_silent_and_only_that_is_fo
     assert tasks.tick(300) == ["ps.0"]
 
 
-def test_who_makes_no_progress_while_the_servers_are_well_is_found() -> None:
+def test_a_task_without_progress_while_the_servers_are_well_is_found() -> None:
     tasks = Tasks()
     tasks.stuck = {WORKER}
     assert tasks.tick(2100) == ["worker.0"]
@@ -103,7 +103,7 @@ def test_a_server_is_waited_for_until_its_successor_serves() -> None:
     assert sorted(tasks.tick(2100)) == ["chief", "worker.0"]
 
 
-def test_a_worker_waits_for_its_chief_to_make_the_model_for_as_long_as_that_takes() -> None:
+def test_a_worker_waits_for_its_chief_to_create_the_model_however_long_that_takes() -> None:
     tasks = Tasks(chief=Phase.RESTORE, worker_0=CONNECTS)
     tasks.stuck = {WORKER}
     assert tasks.awaited(WORKER) == CHIEF
@@ -115,7 +115,7 @@ def test_a_worker_waits_for_its_chief_to_make_the_model_for_as_long_as_that_take
     assert tasks.tick(2000) == ["worker.0"], "a model that is there is no reason to wait"
 
 
-def test_a_server_that_has_never_served_is_waited_for_by_nobody() -> None:
+def test_no_task_waits_for_a_server_that_has_never_served() -> None:
     """A program can do without TensorFlow's servers, and its other tasks are still watched."""
     tasks = Tasks(ps_0=Phase.IMPORT)
     tasks.stuck = {WORKER}
@@ -131,7 +131,7 @@ def test_a_task_before_its_session_waits_for_nobody() -> None:
     assert tasks.awaited(WORKER) is None
 
 
-def test_one_that_has_ended_waits_for_nobody() -> None:
+def test_a_task_that_has_ended_waits_for_nobody() -> None:
     tasks = Tasks()
     tasks.played.end(WORKER, DONE)
     tasks.played.end(SERVER, KILLED)
@@ -139,7 +139,7 @@ def test_one_that_has_ended_waits_for_nobody() -> None:
     assert journaled(tasks.played.end(CHIEF, KILLED), "exited")[0]["cause"] == "killed"
 
 
-def test_that_a_session_is_waited_for_beside_a_task_that_is_done_is_said_once_with_its_name() -> None:
+def test_a_wait_for_a_session_beside_a_finished_task_is_reported_once_with_its_name() -> None:
     tasks = Tasks(chief=CONNECTS)
     assert not said(tasks.played.tell(Ticked(), at_s=tasks.played.now_s + 100.0)), "nobody is done"
     tasks.played.end(WORKER, DONE)

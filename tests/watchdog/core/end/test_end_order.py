@@ -1,4 +1,4 @@
-"""Workers end before the chief, which saves what they have trained, and the servers that hold it end last."""
+"""Workers end first, then the chief, which saves their training, and last the servers that hold it."""
 
 from procsv.base.grace import HEAD_START_S
 from procsv.base.identity import TaskId
@@ -9,12 +9,12 @@ ALL = [CHIEF, WORKER, PS, EVALUATOR]
 STOP = Request("SIGTERM")
 
 
-def test_nobody_is_told_before_an_end_is_asked_for() -> None:
+def test_no_task_is_asked_to_end_before_the_end_of_the_run_is_requested() -> None:
     assert EndOrder(CHIEF).take_due(ALL, 9.0) == []
     assert EndOrder(CHIEF).next_due_s(ALL) is None
 
 
-def test_each_kind_of_task_is_told_when_the_one_before_it_has_ended_and_once() -> None:
+def test_each_kind_of_task_is_asked_once_when_the_one_before_it_has_ended() -> None:
     order = EndOrder(CHIEF)
     order.begin_end(STOP, 1.0)
     assert order.take_due(ALL, 1.0) == [WORKER, EVALUATOR]
@@ -36,7 +36,7 @@ def test_the_chief_does_not_wait_for_a_worker_that_does_not_end_and_the_servers_
     assert order.take_due([WORKER, PS], 9.0) == []
 
 
-def test_one_without_whom_the_chief_can_end_no_step_ends_after_it_and_before_the_servers() -> None:
+def test_a_task_that_the_chief_needs_for_a_step_ends_after_the_chief_and_before_the_servers() -> None:
     order = EndOrder(CHIEF)
     order.begin_end(STOP, 1.0)
     assert order.take_due(ALL, 1.0, [WORKER]) == [EVALUATOR]
@@ -51,7 +51,7 @@ def test_a_run_of_one_task_has_no_order() -> None:
     assert order.take_due([CHIEF], 1.0) == [CHIEF]
 
 
-def test_whoever_is_to_end_at_once_is_told_at_once_and_again() -> None:
+def test_a_task_to_end_at_once_is_asked_at_once_and_again() -> None:
     order = EndOrder(CHIEF)
     order.begin_end(STOP, 1.0)
     order.take_due(ALL, 1.0)
@@ -60,7 +60,7 @@ def test_whoever_is_to_end_at_once_is_told_at_once_and_again() -> None:
     assert order.take_due(ALL, 1.6) == []
 
 
-def test_a_server_that_keeps_the_state_itself_is_no_server_to_anybody() -> None:
+def test_a_server_that_keeps_the_state_itself_serves_nobody_else() -> None:
     order = EndOrder(PS)
     order.begin_end(STOP, 1.0)
     assert order.take_due([PS], 1.0) == [PS]

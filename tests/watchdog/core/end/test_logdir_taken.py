@@ -1,4 +1,4 @@
-"""The end of a run whose logdir another machine has taken: at once, loud, and without a save."""
+"""A run whose logdir another machine takes ends at once, with a message and without a save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World
 
 
-def test_the_trainer_is_killed_and_the_run_ends_with_70_and_says_who_took_it() -> None:
+def test_the_trainer_is_killed_and_the_run_ends_with_70_naming_the_new_holder() -> None:
     world = World().ready().train(7)
     world.memory_step, world.settle_error = 6, "node17 has it"
     world.handle(LogdirTaken("process 12 on node17 (procsv launch)"))
@@ -29,7 +29,7 @@ def test_the_trainer_is_killed_and_the_run_ends_with_70_and_says_who_took_it() -
     assert not world.alive
 
 
-def test_it_is_said_once_however_often_it_is_seen() -> None:
+def test_the_loss_is_reported_once_however_often_it_is_seen() -> None:
     world = World(Settings(LaunchSettings(), observes=True)).ready().train(7)
     for _ in range(3):
         world.handle(LogdirTaken("node17"))

@@ -1,4 +1,4 @@
-"""Stops of whole runs, played against the core alone: who is asked, who is killed, and with which code it ends."""
+"""A stop of a whole run asks and kills the right processes and ends with the right code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_second_signal_kills_at_once() -> None:
     assert world.exit_code == 75
 
 
-def test_the_same_request_to_stop_twice_changes_nothing() -> None:
+def test_repeating_a_stop_request_changes_nothing() -> None:
     world = running()
     world.stop(source="procsv stop")
     world.stop(source="procsv stop")
@@ -67,7 +67,7 @@ def test_the_same_request_to_stop_twice_changes_nothing() -> None:
     assert TRAINER in world.alive
 
 
-def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
+def test_row_28_a_stop_during_back_off_ends_down_and_nothing_restarts() -> None:
     world = running()
     world.durable(840)
     for _ in range(2):  # the second one has a delay
@@ -80,7 +80,7 @@ def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
     assert TRAINER not in world.alive
 
 
-def test_a_stop_before_hello_is_told_when_the_trainer_can_hear_it() -> None:
+def test_a_stop_before_hello_reaches_the_trainer_once_it_can_receive_it() -> None:
     world = World().ready()
     world.stop()
     world.handle(Said(TRAINER, 1, Hello(1)))
@@ -131,9 +131,7 @@ def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing
         (Exit(3, None), 1 << signal.SIGTERM, 3),
     ],
 )
-def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
-    exit: Exit, handles: int, code: int
-) -> None:
+def test_a_stopped_program_with_nothing_saved_ends_with_its_own_code(exit: Exit, handles: int, code: int) -> None:
     world = World().ready()
     world.alive[TRAINER].beat = Heartbeat(Phase.IMPORT, -1, 0, world.now_s, 0.0, handles=handles)
     world.advance(1.0)
@@ -147,7 +145,7 @@ def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
     assert [one.entry.fields()["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
 
 
-def test_a_program_that_answers_a_stop_by_its_own_handler_and_returns_is_stopped_and_not_complete() -> None:
+def test_a_program_that_answers_a_stop_with_its_own_handler_and_returns_is_stopped_and_not_complete() -> None:
     world = running()
     world.durable(42)
     beat = Heartbeat(Phase.IDLE, 42, 0, world.now_s, 0.0, returned=0, handles=1 << signal.SIGTERM)
@@ -158,7 +156,7 @@ def test_a_program_that_answers_a_stop_by_its_own_handler_and_returns_is_stopped
     assert (world.exit_code, world.core.state_label) == (75, "stopped")
 
 
-def test_a_program_with_a_handler_of_its_own_that_is_asked_to_end_for_a_restart_is_not_complete() -> None:
+def test_a_program_with_its_own_handler_that_ends_for_a_restart_is_not_complete() -> None:
     for code in (0, 3):
         world = World().ready()
         world.alive[TRAINER].beat = Heartbeat(Phase.IMPORT, -1, 0, world.now_s, 0.0, handles=1 << signal.SIGTERM)
@@ -195,9 +193,7 @@ def test_a_task_whose_state_is_kept_elsewhere_resumes_although_it_has_saved_noth
     ("step", "reason", "code"),
     [(0, "start", 70), (0, "final", 70), (1, "final", 75), (0, "manual", 75)],  # a program may save and count no steps
 )
-def test_a_run_that_has_saved_nothing_but_its_beginning_is_as_one_that_has_saved_nothing(
-    step: int, reason: str, code: int
-) -> None:
+def test_a_run_that_has_saved_only_its_start_has_saved_nothing(step: int, reason: str, code: int) -> None:
     world = World().ready().train(0)
     world.durable(step, reason)
     world.stop()
@@ -209,7 +205,7 @@ def test_a_run_that_has_saved_nothing_but_its_beginning_is_as_one_that_has_saved
     assert any(why in text for text in world.said) is (code == 70)
 
 
-def test_a_worker_that_waits_for_its_chief_when_it_is_stopped_ends_as_one_that_had_reached_it() -> None:
+def test_a_worker_that_is_stopped_while_it_waits_for_its_chief_ends_as_if_it_had_reached_it() -> None:
     world = World().ready()
     world.alive[TRAINER].beat = Heartbeat(Phase.CONNECT, -1, 0, world.now_s, world.now_s + 7200.0)
     world.advance(1.0)
@@ -220,7 +216,7 @@ def test_a_worker_that_waits_for_its_chief_when_it_is_stopped_ends_as_one_that_h
     assert world.exit_code == 75
 
 
-def test_a_server_that_has_saved_nothing_resumes_as_its_chief_fills_it_again() -> None:
+def test_a_server_that_has_saved_nothing_resumes_because_its_chief_refills_it() -> None:
     world = World().ready()
     world.alive[TRAINER].beat = Heartbeat(Phase.SERVE, -1, 0, world.now_s, 0.0)
     world.advance(1.0)
@@ -231,7 +227,7 @@ def test_a_server_that_has_saved_nothing_resumes_as_its_chief_fills_it_again() -
     assert world.exit_code == 75
 
 
-def test_done_twice_pressed_keys_do_not_matter() -> None:
+def test_repeated_key_presses_after_the_end_do_not_matter() -> None:
     world = running(answers_settled=False)
     world.crash(DONE)
     world.stop()

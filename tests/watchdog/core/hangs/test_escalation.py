@@ -1,4 +1,4 @@
-"""The ending of one process that hangs, rung by rung, and what is said of it."""
+"""One hanging process is dumped, aborted and killed in steps, and each step is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def escalated(is_stopped: bool = False) -> HangEscalation[Liveness]:
     return escalation
 
 
-def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
+def test_a_hang_is_found_once_and_only_in_a_watched_process() -> None:
     assert look(found(), FOUND_S, 3000.0) == []
     launch = LaunchSettings()
     assert look(HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, []), 1000.0, 3000.0) == []
@@ -62,7 +62,7 @@ def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
     assert look(asked_to_stop, 1000.0, 3000.0) == []
 
 
-def test_what_hangs_is_journaled_said_and_asked_for_the_stack_of_its_main_thread() -> None:
+def test_a_hang_is_journaled_reported_and_asks_for_the_main_threads_stack() -> None:
     assert escalated().out == [
         WriteEntry(an_entry("hang_detected", phase="restore", seconds=605.0, step=7), TRAINER, 3),
         Say(Naming("trainer 3 hangs: ", *WHAT), is_bad=True),
@@ -70,7 +70,7 @@ def test_what_hangs_is_journaled_said_and_asked_for_the_stack_of_its_main_thread
     ]
 
 
-def test_the_journal_has_the_seconds_to_a_tenth() -> None:
+def test_the_journal_has_seconds_with_one_decimal() -> None:
     escalation = watched()
     escalation.hang = Hang(Phase.STEP, 123.456, 120.0, 7)
     escalation.report_hang(3, FOUND_S, "left alone")
@@ -80,7 +80,7 @@ def test_the_journal_has_the_seconds_to_a_tenth() -> None:
     ]
 
 
-def test_a_service_is_named_as_one_and_what_there_is_to_tell_of_it_is_told() -> None:
+def test_a_service_is_named_as_a_service_with_its_details() -> None:
     out: list[Action] = []
     launch = LaunchSettings()
     escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch, out)
@@ -91,7 +91,7 @@ def test_a_service_is_named_as_one_and_what_there_is_to_tell_of_it_is_told() -> 
     assert escalation.evidence(Exit(None, signal.SIGKILL), "") == Naming("no news, ", "SIGSTOP", "SIGKILL")
 
 
-def test_it_is_asked_for_all_stacks_then_and_after_five_seconds_aborted_and_after_ten_more_killed() -> None:
+def test_a_process_is_asked_for_all_stacks_then_aborted_after_five_seconds_and_killed_after_ten_more() -> None:
     escalation = escalated()
     escalation.out.clear()
     assert escalation.next_due_s() == FOUND_S + 2.5
@@ -114,7 +114,7 @@ def test_it_is_asked_for_all_stacks_then_and_after_five_seconds_aborted_and_afte
 
 
 @pytest.mark.parametrize("after_s", [0.0, 2.5, 5.0])
-def test_what_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None:
+def test_a_process_that_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None:
     for leave in (HangEscalation.end_watch, lambda one: one.start_watch(2000.0)):
         escalation = escalated()
         escalation.is_to_be_killed(3, FOUND_S + after_s)
@@ -125,7 +125,7 @@ def test_what_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None
         assert escalation.out == []
 
 
-def test_the_next_try_gets_twice_the_time_but_not_after_one_that_somebody_had_frozen() -> None:
+def test_the_next_attempt_gets_twice_the_time_but_not_after_a_freeze() -> None:
     assert escalated().liveness.limit_s(Phase.RESTORE) == 1200.0
     frozen = escalated(is_stopped=True)
     assert frozen.liveness.limit_s(Phase.RESTORE) == 600.0
@@ -135,7 +135,7 @@ def test_the_next_try_gets_twice_the_time_but_not_after_one_that_somebody_had_fr
     assert frozen.next_due_s() == FOUND_S + 5.0
 
 
-def test_one_that_is_frozen_is_woken_to_write_its_stacks_and_to_die() -> None:
+def test_a_frozen_process_is_woken_to_dump_its_stacks_and_to_die() -> None:
     frozen = escalated(is_stopped=True)
     frozen.out.clear()
     assert not frozen.is_to_be_killed(3, FOUND_S + 5.0)
@@ -144,7 +144,7 @@ def test_one_that_is_frozen_is_woken_to_write_its_stacks_and_to_die() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL, MAIN_DUMP_SIGNAL])
-def test_what_dies_of_our_signals_has_died_of_its_hang(number: int) -> None:
+def test_a_death_by_our_signals_is_a_death_by_the_hang(number: int) -> None:
     exit = Exit(None, number)
     for escalation in (found(), escalated()):
         assert escalation.evidence(exit, "") == Naming(*WHAT, str(exit))
@@ -153,7 +153,7 @@ def test_what_dies_of_our_signals_has_died_of_its_hang(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS])
-def test_what_crashes_has_died_of_its_hang_if_it_was_asked_for_all_stacks_and_else_of_its_own(number: int) -> None:
+def test_a_crash_after_the_request_for_all_stacks_is_due_to_the_hang_and_an_earlier_one_is_not(number: int) -> None:
     exit = Exit(None, number)
     escalation = escalated()
     assert escalation.evidence(exit, "") == ""
@@ -167,7 +167,7 @@ def test_what_crashes_has_died_of_its_hang_if_it_was_asked_for_all_stacks_and_el
 
 
 @pytest.mark.parametrize("exit", [Exit(0, None), Exit(1, None), Exit(None, signal.SIGTERM)])
-def test_what_ends_by_itself_after_all_has_not_died_of_its_hang(exit: Exit) -> None:
+def test_a_process_that_ends_by_itself_after_all_has_not_died_of_its_hang(exit: Exit) -> None:
     assert escalated().evidence(exit, STACK) == ""
 
 
@@ -178,7 +178,7 @@ def test_a_hang_is_named_by_its_phase_and_its_place() -> None:
     assert found().name_failure(STACK) == f"{name}, in one_step (/home/me/train.py:41)"
 
 
-def test_what_was_left_alone_goes_on_once_and_is_watched_again() -> None:
+def test_a_process_left_alone_continues_once_and_is_watched_again() -> None:
     escalation = found()
     escalation.report_hang(3, FOUND_S, "left alone")
     assert escalation.goes_on(BEAT, FOUND_S + 5.0) is None
@@ -189,7 +189,7 @@ def test_what_was_left_alone_goes_on_once_and_is_watched_again() -> None:
     assert not escalation.is_found(NEXT, False, 1705.0)
 
 
-def test_what_is_not_watched_or_does_not_hang_does_not_go_on() -> None:
+def test_an_unwatched_or_healthy_process_reports_no_recovery() -> None:
     assert watched().goes_on(NEXT, 1001.0) is None
     escalation = found()
     escalation.report_hang(3, FOUND_S, "left alone")
@@ -197,7 +197,7 @@ def test_what_is_not_watched_or_does_not_hang_does_not_go_on() -> None:
     assert escalation.goes_on(NEXT, 1700.0) is None
 
 
-def test_time_in_the_hands_of_a_disk_counts_unless_it_is_told() -> None:
+def test_time_in_disk_wait_counts_unless_it_is_reported() -> None:
     launch = LaunchSettings()
     beat = Heartbeat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
     for told, is_found in (((), True), ((False,), True), ((True,), False)):

@@ -1,4 +1,4 @@
-"""The hang ladder, played against the core: stacks, SIGABRT, SIGKILL, unkillable; and what is said of it."""
+"""The hang ladder through the whole core: stacks, SIGABRT, SIGKILL, and a process that cannot be killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_sta
     assert world.core.state_label == "hung"
 
 
-def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
+def test_the_ladder_goes_from_dump_to_abort_to_kill_on_time() -> None:
     world = hung(stubborn=True)
     world.advance(4.0)
     dumps = [MAIN_DUMP_SIGNAL, DUMP_SIGNAL]
@@ -63,7 +63,7 @@ def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
     assert trainer_signals(world)[-1] == signal.SIGKILL
 
 
-def test_one_that_dies_while_its_stacks_are_written_has_died_of_its_hang() -> None:
+def test_a_process_that_dies_during_its_stack_dump_has_died_of_its_hang() -> None:
     world = hung()
     world.advance(3.0)
     world.crash(Exit(None, signal.SIGSEGV))
@@ -78,7 +78,7 @@ def test_one_that_dies_while_its_stacks_are_written_has_died_of_its_hang() -> No
     assert world.last("exited")["cause"] == "crashed"
 
 
-def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None:
+def test_a_hang_is_a_failure_like_any_other_and_its_cause_names_the_frame() -> None:
     world = hung()
     world.stacks = DUMP
     world.advance(5.0)
@@ -95,7 +95,7 @@ def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None
     assert world.core.chief.history.no_progress_count == 1
 
 
-def test_a_frozen_process_is_told_as_one() -> None:
+def test_a_frozen_process_is_reported_as_frozen() -> None:
     world = World(settings=QUICK, frozen=True).ready().train(840)
     world.advance(5.0)
     assert trainer_signals(world) == []  # the stacks are written when it is woken to die
@@ -106,7 +106,7 @@ def test_a_frozen_process_is_told_as_one() -> None:
     assert "SIGSTOP" in world.last("exited")["evidence"]
 
 
-def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_training() -> None:
+def test_row_09_a_trainer_that_continues_was_frozen_for_that_time_which_was_not_training() -> None:
     world = World(settings=QUICK).ready().train(840)
     world.frozen = True
     world.advance(2.0)
@@ -132,7 +132,7 @@ def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_tr
     assert len(world.events("frozen")) == 1
 
 
-def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_beside_it() -> None:
+def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_starts_beside_it() -> None:
     world = hung(immortal=True)
     world.advance(15.5)
     assert trainer_signals(world)[-1] == signal.SIGKILL
@@ -151,7 +151,7 @@ def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_be
     assert world.alive[TRAINER].incarnation == 2
 
 
-def test_a_hung_trainer_that_ends_by_itself_after_all_is_taken_at_its_word() -> None:
+def test_a_hung_trainer_that_ends_by_itself_after_all_keeps_its_own_exit() -> None:
     world = hung()
     world.crash(Exit(75, None))
 
@@ -169,7 +169,7 @@ def test_a_stop_does_not_wait_for_a_trainer_that_hangs() -> None:
     assert world.exit_code == 75
 
 
-def test_a_trainer_that_stops_slowly_is_not_called_hung() -> None:
+def test_a_trainer_that_stops_slowly_is_not_hung() -> None:
     world = World(settings=QUICK).ready().train(840)
     world.stop()
     world.advance(10.0)
@@ -177,7 +177,7 @@ def test_a_trainer_that_stops_slowly_is_not_called_hung() -> None:
     assert not world.events("hang_detected")
 
 
-def test_silence_makes_a_trainer_suspect_and_kills_nobody() -> None:
+def test_silence_makes_a_trainer_suspect_but_kills_nothing() -> None:
     world = World().ready().train(840)
     world.advance(60.0)
 
@@ -196,7 +196,7 @@ def test_a_start_that_hangs_is_found_too() -> None:
     assert world.last("hang_detected")["phase"] == "restore"
 
 
-def test_a_launch_that_has_learned_nothing_of_its_steps_gives_one_more_than_the_least_time() -> None:
+def test_a_launch_that_learned_nothing_about_its_steps_gives_a_step_more_than_the_minimum() -> None:
     world = World().ready().train(840)
     world.advance(130.0)
 
@@ -218,7 +218,7 @@ def test_only_the_first_dump_counts() -> None:
     assert "one_step" in where_it_stood(text)
 
 
-def test_a_main_thread_that_was_asked_for_its_own_stack_is_the_one_whatever_comes_of_the_others() -> None:
+def test_a_main_thread_asked_for_its_own_stack_is_the_main_thread_whatever_happens_to_the_others() -> None:
     main = 'Stack (most recent call first):\n  File "/home/me/train.py", line 41 in one_step\n'
     torn = "Thread 0x00007f (most recent call first):\n  File Fatal Python error: Segmentation fault\n\n"
 
@@ -236,7 +236,7 @@ def test_a_crash_is_where_the_current_thread_was() -> None:
     assert where_it_crashed(DUMP) == ""
 
 
-def test_what_is_no_dump_has_no_frame() -> None:
+def test_a_text_that_is_not_a_dump_has_no_frame() -> None:
     for text in ("", "nothing of the kind", "Thread 0x1 (most recent call first):\n"):
         assert where_it_stood(text) == ""
         assert where_it_crashed(text) == ""

@@ -1,4 +1,4 @@
-"""A service that is frozen or wedged, played against the core: found, its stacks, started again; and what is no hang."""
+"""A frozen or wedged service is found, dumped and restarted, and slow work is not a hang."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wedge(world: World, task: TaskId, shows: str = "") -> None:
 
 
 @pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
-def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_started_again(task: TaskId) -> None:
+def test_a_service_with_a_stuck_loop_is_ended_with_its_stacks_and_restarted(task: TaskId) -> None:
     world = running()
     wedge(world, task)
 
@@ -71,7 +71,7 @@ def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_s
     assert not world.events("restarting")
 
 
-def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
+def test_a_service_that_survives_sigabrt_is_killed() -> None:
     world = running()
     world.silent[SUMMARY] = ""
     while SUMMARY in world.alive and world.alive[SUMMARY].incarnation == 1:
@@ -83,7 +83,7 @@ def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
     assert world.alive[SUMMARY].incarnation == 2
 
 
-def test_one_that_is_stopped_by_a_signal_is_woken_only_to_die_and_is_never_its_own_failure() -> None:
+def test_a_service_stopped_by_a_signal_is_woken_only_to_die_and_it_is_not_its_own_failure() -> None:
     world = running()
     for _ in range(10):
         wedge(world, SUMMARY, STOPPED)
@@ -97,7 +97,7 @@ def test_one_that_is_stopped_by_a_signal_is_woken_only_to_die_and_is_never_its_o
     assert not world.core.is_ending
 
 
-def test_a_service_that_hangs_five_times_with_no_job_done_fails_the_run_and_says_so() -> None:
+def test_a_service_that_hangs_five_times_without_a_finished_job_fails_the_run() -> None:
     world = running()
     for _ in range(5):
         wedge(world, CHECKPOINT)
@@ -106,7 +106,7 @@ def test_a_service_that_hangs_five_times_with_no_job_done_fails_the_run_and_says
     assert any("checkpoint service hung 5 times" in text for text in world.said)
 
 
-def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> None:
+def test_each_hang_without_a_finished_job_doubles_the_time_and_a_job_resets_it() -> None:
     world = running()
     for seconds in (60.0, 120.0, 240.0):
         wedge(world, CHECKPOINT)
@@ -117,14 +117,14 @@ def test_each_hang_with_no_job_done_doubles_the_time_and_a_job_forgives() -> Non
     assert world.last("hang_detected")["seconds"] < HANG_LIMITS_S["service"] + 2.0
 
 
-def test_with_hang_timeout_off_nobody_is_looked_for() -> None:
+def test_with_hang_timeout_off_nothing_is_searched() -> None:
     world = running(settings=Settings(LaunchSettings(hang_timeout_s="off")))
     world.silent[CHECKPOINT] = ""
     world.advance(4000.0)
     assert not world.events("hang_detected")
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_frozen_service_for_ever() -> None:
+def test_the_end_of_a_run_does_not_wait_forever_for_a_frozen_service() -> None:
     world = running(answers_settled=False)
     world.silent |= {CHECKPOINT: STOPPED, SUMMARY: STOPPED}
     world.crash(Exit(0, None))
@@ -162,13 +162,13 @@ class Watched:
 BUSY = Heartbeat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
 
 
-def test_a_save_may_take_for_ever_as_long_as_it_moves() -> None:
+def test_a_save_may_take_forever_as_long_as_it_moves() -> None:
     watched = Watched()
     for moved in range(1, 20):
         assert not watched.show(replace(BUSY, moved=moved), 290.0, beats=True)
 
 
-def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() -> None:
+def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_movement_is_not() -> None:
     limit_s = LIMITS_S["restore"] / 2
     assert "its job has" in Watched().show(BUSY, limit_s + 2.0, beats=True)
     assert not Watched().show(BUSY, limit_s - 2.0, beats=True)
@@ -176,26 +176,26 @@ def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() ->
 
 
 @pytest.mark.parametrize("beats", [True, False])
-def test_time_in_the_hands_of_a_disk_does_not_count(beats: bool) -> None:
+def test_time_in_disk_wait_does_not_count(beats: bool) -> None:
     watched = Watched()
     assert not watched.show(BUSY, 5000.0, beats, at_disk=True)
     assert not watched.show(BUSY, HANG_LIMITS_S["service"] - 1.0, beats)  # and then all of the time begins anew
     assert watched.show(BUSY, 1000.0, beats)
 
 
-def test_a_loop_that_writes_by_itself_has_the_time_of_a_save() -> None:
+def test_a_loop_that_writes_by_itself_gets_the_time_of_a_save() -> None:
     writes = replace(BUSY, moved=LOOP_AT_DISK)
     assert not Watched().show(writes, LIMITS_S["save"] - 1.0)
     assert "its loop has" in Watched().show(writes, LIMITS_S["save"] + 2.0)
 
 
-def test_one_that_never_begins_is_found_later_than_one_that_stops() -> None:
+def test_a_service_that_never_starts_is_found_later_than_one_that_stops() -> None:
     watched = Watched()
     assert not watched.show(None, LIMITS_S["import"] - 1.0)
     assert "not begun" in watched.show(None, 2.0)
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_without_observation_does_not_count() -> None:
     watched = Watched()
     watched.show(BUSY, 1.0, beats=True)
     watched.now_s += 3600.0
@@ -212,7 +212,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
         (BUSY, True, 300.0, Naming("its job", " for 5 min 0 s, and may take 5 min 0 s")),
     ],
 )
-def test_each_limit_may_be_reached_and_not_passed(
+def test_each_limit_may_be_reached_but_not_exceeded(
     beat: Heartbeat | None, beats: bool, limit_s: float, told: str
 ) -> None:
     watched = Watched()
@@ -226,7 +226,7 @@ def test_each_limit_may_be_reached_and_not_passed(
 
 
 @pytest.mark.parametrize(("restore", "save", "limit_s"), [(600.0, 100.0, 50.0), (100.0, 900.0, 50.0)])
-def test_a_job_has_half_the_time_of_a_restore_and_of_a_save(restore: float, save: float, limit_s: float) -> None:
+def test_a_job_gets_half_the_time_of_a_restore_and_of_a_save(restore: float, save: float, limit_s: float) -> None:
     watched = Watched(LaunchSettings(hang_limits_s={"restore": restore, "save": save}))
     watched.show(BUSY, 0.5, beats=True)
     assert not watched.show(BUSY, limit_s, beats=True)
@@ -234,7 +234,7 @@ def test_a_job_has_half_the_time_of_a_restore_and_of_a_save(restore: float, save
 
 
 @pytest.mark.parametrize("beats", [True, False])
-def test_a_process_is_looked_at_from_two_quiet_seconds_on(beats: bool) -> None:
+def test_a_process_is_examined_after_two_quiet_seconds(beats: bool) -> None:
     watched = Watched()
     watched.show(BUSY, 0.5, beats=True)
     assert watched.liveness.is_quiet is False
@@ -246,14 +246,14 @@ def test_a_process_is_looked_at_from_two_quiet_seconds_on(beats: bool) -> None:
     assert watched.liveness.is_quiet is False
 
 
-def test_a_beat_that_cannot_be_read_is_silence_of_the_loop_and_tells_nothing_of_the_job() -> None:
+def test_an_unreadable_beat_is_a_silent_loop_and_says_nothing_about_the_job() -> None:
     watched = Watched()
     watched.show(BUSY, 100.0, beats=True)
     assert not watched.show(None, 60.0)
     assert "its loop has" in watched.show(None, 0.5)
 
 
-def test_of_a_pause_between_two_looks_five_seconds_count_and_of_a_clock_that_stands_none() -> None:
+def test_five_seconds_of_a_pause_between_two_looks_count_and_none_of_a_stopped_clock() -> None:
     liveness = ServiceLiveness(LaunchSettings())
     liveness.start_watch(1000.0)
     for now_s in (1001.0, 1001.0, 1000.0, 1001.0, 2000.0):
@@ -277,7 +277,7 @@ def test_a_limit_is_doubled_six_times_at_most(hangs: int, limit_s: float) -> Non
 
 
 @pytest.mark.parametrize(("work", "limit_s"), [(0, 120.0), (1, 60.0)])
-def test_a_job_that_was_done_before_the_first_beat_was_read_forgives_too(work: int, limit_s: float) -> None:
+def test_a_job_finished_before_the_first_beat_was_read_resets_the_limit_too(work: int, limit_s: float) -> None:
     liveness = ServiceLiveness(LaunchSettings())
     liveness.count_hang(Hang(Phase.IDLE, 61.0, 60.0, -1))
     liveness.start_watch(0.0)

@@ -1,4 +1,4 @@
-"""Where a program stood, crashed or raised, by its own innermost frame."""
+"""The place where a program stood, crashed or raised is its own innermost frame."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ ValueError
 """
 
 
-def test_of_many_frames_of_the_programs_own_the_innermost_one_is_where_it_was_raised() -> None:
+def test_the_innermost_of_the_programs_own_frames_is_where_it_was_raised() -> None:
     assert where_it_was_raised(RAISED) == "read_batch (/home/me/data.py:7)"

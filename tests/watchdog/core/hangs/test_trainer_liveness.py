@@ -1,4 +1,4 @@
-"""A hang of a trainer: deadlines by phase, what pushes them, and what counts as progress."""
+"""A trainer hangs when its phase's deadline passes without progress. Progress and extensions move the deadline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_off_is_off() -> None:
     assert far(LaunchSettings(hang_timeout_s="off")).says(Phase.STEP, 3).passes(100_000.0, every_s=5.0) is None
 
 
-def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_it_gets_on() -> None:
+def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_attempt_until_it_progresses() -> None:
     trainer = far().trains(10, 1.0)
     limits_s = []
     for _ in range(6):
@@ -65,7 +65,7 @@ def test_a_trainer_that_was_only_slow_gets_twice_the_time_at_the_next_try_until_
     assert trainer.liveness.limit_s(Phase.STEP) == 120.0
 
 
-def test_what_the_user_has_said_is_not_doubled() -> None:
+def test_a_limit_set_by_the_user_is_not_doubled() -> None:
     trainer = far(LaunchSettings(hang_timeout_s=3.0)).trains(2, 1.0)
     hang = trainer.passes(10.0)
     assert hang is not None
@@ -74,7 +74,7 @@ def test_what_the_user_has_said_is_not_doubled() -> None:
     assert trainer.liveness.limit_s(Phase.STEP) == 3.0
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_without_observation_does_not_count() -> None:
     """The watchdog was stopped, or the machine: the trainer gets its chance to show progress."""
     trainer = far().trains(10, 1.0)
     trainer.now_s += 100_000.0
@@ -84,7 +84,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert trainer.passes(121.0) is not None
 
 
-def test_a_heartbeat_that_stops_is_suspect_and_nothing_more() -> None:
+def test_a_stopped_heartbeat_is_suspect_and_nothing_more() -> None:
     trainer = far().trains(10, 1.0)
     assert trainer.passes(9.0) is None
     assert not trainer.liveness.is_silent(trainer.now_s)
@@ -106,27 +106,27 @@ def test_every_phase_has_a_limit() -> None:
     ("phase", "limit_s"),
     [(Phase.CONNECT, 1800.0), (Phase.RESTORE, 1800.0), (Phase.COMPILE, 1800.0), (Phase.SAVE, 1800.0)],
 )
-def test_a_phase_may_take_just_its_limit_and_no_longer(phase: Phase, limit_s: float) -> None:
+def test_a_phase_may_take_exactly_its_limit_and_no_longer(phase: Phase, limit_s: float) -> None:
     trainer = far().says(phase, 7)
     assert trainer.passes(limit_s) is None
     assert trainer.passes(0.5) == Hang(phase, limit_s + 0.5, limit_s, 7)
 
 
-def test_a_start_that_said_nothing_but_that_it_has_a_session_has_the_time_of_an_import() -> None:
+def test_a_start_that_reported_only_its_session_gets_the_time_of_an_import() -> None:
     trainer = far()
     trainer.liveness.see_session()
     assert trainer.passes(1800.0) is None
     assert trainer.passes(0.5) == Hang(Phase.IMPORT, 1800.5, 1800.0, -1)
 
 
-def test_a_heartbeat_that_cannot_be_read_is_no_progress_and_no_other_phase() -> None:
+def test_an_unreadable_heartbeat_is_neither_progress_nor_another_phase() -> None:
     trainer = far().says(Phase.RESTORE, 7)
     trainer.beat = None
     assert trainer.passes(1800.0) is None
     assert trainer.passes(0.5) == Hang(Phase.RESTORE, 1800.5, 1800.0, 7)
 
 
-def test_of_a_pause_between_two_looks_five_seconds_count_and_of_a_clock_that_stands_none() -> None:
+def test_five_seconds_of_a_pause_between_two_looks_count_and_none_of_a_stopped_clock() -> None:
     trainer = far().says(Phase.RESTORE)
     assert trainer.passes(1795.0) is None
     trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s - 1.0)
@@ -139,7 +139,7 @@ def test_of_a_pause_between_two_looks_five_seconds_count_and_of_a_clock_that_sta
     assert hang.seconds == 1801.0, "1795 s, a second that was looked at twice, and 5 s"
 
 
-def test_extend_holds_up_to_its_very_end() -> None:
+def test_extend_lasts_until_its_very_end() -> None:
     trainer = far().says(Phase.RESTORE, extended_s=3000.0)
     assert trainer.passes(2000.0) is None
     assert trainer.now_s == 3000.0
@@ -149,7 +149,7 @@ def test_extend_holds_up_to_its_very_end() -> None:
 @pytest.mark.parametrize(
     ("hangs", "limit_s"), [(0, 1800.0), (1, 3600.0), (2, 7200.0), (10, 1843200.0), (12, 1843200.0)]
 )
-def test_a_limit_is_doubled_ten_times_at_most_and_only_that_of_the_phase_that_hung(hangs: int, limit_s: float) -> None:
+def test_a_limit_is_doubled_at_most_ten_times_and_only_for_the_phase_that_hung(hangs: int, limit_s: float) -> None:
     liveness = far().liveness
     for _ in range(hangs):
         liveness.count_hang(Hang(Phase.RESTORE, 1801.0, 1800.0, -1))
@@ -157,7 +157,7 @@ def test_a_limit_is_doubled_ten_times_at_most_and_only_that_of_the_phase_that_hu
     assert liveness.limit_s(Phase.CONNECT) == 1800.0
 
 
-def test_the_first_step_beyond_the_highest_one_that_hung_forgives() -> None:
+def test_the_first_step_beyond_the_highest_one_that_hung_resets_the_limit() -> None:
     trainer = far().says(Phase.STEP, -1, 0)
     trainer.liveness.count_hang(Hang(Phase.RESTORE, 1801.0, 1800.0, -1))
     trainer.says(Phase.STEP, 0, 1)
@@ -170,12 +170,12 @@ def test_the_first_step_beyond_the_highest_one_that_hung_forgives() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPILE, Phase.RESTORE])
-def test_a_limit_that_the_user_has_set_may_be_a_short_one(phase: Phase) -> None:
+def test_a_limit_set_by_the_user_may_be_short(phase: Phase) -> None:
     limits = LaunchSettings(hang_limits_s={"compile": 0.25, "restore": 0.25})
     assert far(limits).liveness.limit_s(phase) == 0.25
 
 
-def test_a_heartbeat_of_ten_seconds_ago_is_no_suspicion_and_an_older_one_is() -> None:
+def test_a_heartbeat_ten_seconds_old_is_no_suspicion_and_an_older_one_is() -> None:
     trainer = far()
     assert not trainer.liveness.is_silent(trainer.now_s + 1000.0), "none was ever read"
     trainer.says(Phase.STEP, 1)
@@ -197,7 +197,7 @@ NOT_A_STEP = [
 
 
 @pytest.mark.parametrize(("phase", "in_step"), NOT_A_STEP)
-def test_what_is_no_step_has_half_an_hour_however_short_the_steps_and_no_limit_while_a_process_does_something(
+def test_a_non_step_gets_half_an_hour_however_short_the_steps_and_no_limit_while_a_process_works(
     phase: Phase, in_step: bool
 ) -> None:
     trainer = Trainer().trains(20, 0.02).says(phase, 20, 20, in_step=in_step)
@@ -213,7 +213,7 @@ def test_what_is_no_step_has_half_an_hour_however_short_the_steps_and_no_limit_w
     assert hang.limit_s == 1800.0
 
 
-def test_a_step_that_is_under_way_has_its_learned_limit_though_threads_run() -> None:
+def test_a_step_under_way_keeps_its_learned_limit_though_threads_run() -> None:
     trainer = Trainer().trains(20, 0.02)
     trainer.works = True
     assert trainer.passes(120.0) is None
@@ -222,7 +222,7 @@ def test_a_step_that_is_under_way_has_its_learned_limit_though_threads_run() -> 
     assert (hang.phase, hang.limit_s) == (Phase.STEP, 120.0)
 
 
-def test_what_the_user_says_a_step_may_take_holds_from_one_step_to_the_next_where_nobody_can_tell_them_apart() -> None:
+def test_the_users_step_limit_applies_from_step_to_step_if_nothing_tells_them_apart() -> None:
     trainer = Trainer(LaunchSettings(hang_timeout_s=3.0)).trains(2, 1.0).says(Phase.STEP, 2, 3, in_step=False)
     trainer.works = True
     hang = trainer.passes(4.0)
@@ -232,7 +232,7 @@ def test_what_the_user_says_a_step_may_take_holds_from_one_step_to_the_next_wher
     assert fit.passes(1800.0) is None, "a callback is no step"
 
 
-def test_processes_are_looked_at_in_training_only_where_a_callback_takes_its_time() -> None:
+def test_processes_are_examined_in_training_only_while_a_callback_takes_its_time() -> None:
     trainer = Trainer().trains(20, 0.02)
     trainer.says(Phase.PROGRAM, 20, 20)
     assert not trainer.liveness.wants_activity(trainer.now_s)
@@ -246,7 +246,7 @@ def test_processes_are_looked_at_in_training_only_where_a_callback_takes_its_tim
     assert not trainer.liveness.wants_activity(trainer.now_s)
 
 
-def test_steps_between_callbacks_are_measured_and_the_rest_of_a_program_is_not() -> None:
+def test_steps_between_callbacks_are_measured_and_other_work_is_not() -> None:
     trainer = Trainer().trains(1, 0.5)
     for step in range(2, 8):
         trainer.says(Phase.PROGRAM, step - 1, step - 1)
@@ -272,7 +272,7 @@ def hung_and_started_again(phase: Phase = Phase.PROGRAM) -> Trainer:
     return trainer.trains(2, 1.0).says(phase, 2, 2)
 
 
-def test_a_limit_that_has_proved_too_short_stays_doubled_and_that_is_said_once() -> None:
+def test_a_limit_proved_too_short_stays_doubled_with_one_message() -> None:
     trainer = hung_and_started_again()
     assert trainer.passes(2000.0) is None
     assert trainer.liveness.take_too_short() is None, "nobody knows yet whether it goes on"
@@ -290,7 +290,7 @@ def test_a_limit_that_has_proved_too_short_stays_doubled_and_that_is_said_once()
     assert trainer.liveness.limit_s(Phase.COMPILE) == 1800.0, "of another phase nothing is known"
 
 
-def test_a_limit_that_was_right_is_as_before_once_the_program_has_gone_on() -> None:
+def test_a_correct_limit_is_restored_once_the_program_continues() -> None:
     trainer = hung_and_started_again()
     assert trainer.passes(100.0) is None
     trainer.says(Phase.STEP, 3, 3)
@@ -298,7 +298,7 @@ def test_a_limit_that_was_right_is_as_before_once_the_program_has_gone_on() -> N
     assert trainer.liveness.limit_s(Phase.PROGRAM) == 1800.0
 
 
-def test_a_step_whose_limit_was_told_never_proves_it_too_short() -> None:
+def test_a_step_with_a_given_limit_never_proves_it_too_short() -> None:
     trainer = Trainer(LaunchSettings(hang_timeout_s=3.0)).trains(2, 1.0)
     hang = trainer.passes(10.0)
     assert hang is not None

@@ -1,4 +1,4 @@
-"""A program that procsv does not see into: how often it is looked at, and how long it has done nothing."""
+"""A program that procsv cannot see into is idle when its processes do nothing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def test_a_look_is_due_every_ten_seconds_or_eight_times_within_the_limit(limit_s
     assert activity.is_due(limit_s, 1000.0 + pause_s)
 
 
-def test_what_does_nothing_is_idle_from_the_first_look_on() -> None:
+def test_a_process_that_does_nothing_is_idle_from_the_first_look() -> None:
     assert looked_at((1000.0, 1)).idle_s(1000.0) == 0.0
     assert looked_at((1000.0, 1), (1010.0, 1)).idle_s(1010.0) == 10.0
     assert looked_at((1000.0, 1), (1010.0, 1), (1021.0, 1)).idle_s(1021.0) == 21.0
 
 
-def test_what_has_run_once_is_idle_from_that_look_on() -> None:
+def test_a_process_that_ran_once_is_idle_from_that_look() -> None:
     assert looked_at((1000.0, 1), (1010.0, 1), (1020.0, 2)).idle_s(1020.0) == 0.0
     assert looked_at((1000.0, 1), (1010.0, 1), (1020.0, 2), (1030.0, 2)).idle_s(1030.0) == 10.0
 
 
-def test_between_two_looks_nobody_knows_and_of_a_long_pause_the_time_of_two_counts() -> None:
+def test_the_state_between_two_looks_is_unknown_and_a_long_pause_counts_as_two() -> None:
     activity = looked_at((1000.0, 1), (1010.0, 1))
     assert activity.idle_s(1010.5) == 0.0
     activity.note_activity(None, LIMIT_S, 1011.0)

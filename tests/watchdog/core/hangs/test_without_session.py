@@ -1,4 +1,4 @@
-"""A program without a session, and a server: suspected by what its processes do, and when its heartbeat counts."""
+"""A program without a session is suspected by its processes' inactivity, and a server by its heartbeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.watchdog.core.hangs.watched import Trainer
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [(Phase.IMPORT, 1800.0), (Phase.STOP, 1800.0)])
-def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_nothing_and_never_called_hung(
+def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_nothing_but_never_called_hung(
     phase: Phase, limit_s: float
 ) -> None:
     trainer = Trainer().says(phase)
@@ -27,7 +27,7 @@ def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_n
     assert trainer.passes(100_000.0, every_s=5.0) is None
 
 
-def test_row_56_a_start_after_an_attempt_with_a_session_hangs_when_its_processes_do_nothing() -> None:
+def test_row_56_a_start_after_an_attempt_with_a_session_is_hung_when_its_processes_do_nothing() -> None:
     trainer = Trainer().starts_again()
     assert trainer.passes(1799.0) is None
     trainer.works = True
@@ -39,7 +39,7 @@ def test_row_56_a_start_after_an_attempt_with_a_session_hangs_when_its_processes
     assert trainer.is_suspected_within(1000.0) is None
 
 
-def test_row_56_what_nobody_can_look_at_is_not_suspected() -> None:
+def test_row_56_a_program_that_cannot_be_examined_is_not_suspected() -> None:
     trainer = Trainer()
     for _ in range(1000):
         trainer.now_s += 1.0
@@ -56,14 +56,14 @@ def test_the_end_of_a_program_that_had_a_session_has_its_deadline() -> None:
     assert (hang.phase, hang.limit_s) == (Phase.STOP, 1800.0)
 
 
-def test_a_server_may_serve_for_ever_as_long_as_its_heartbeat_is_written() -> None:
+def test_a_server_may_serve_forever_while_its_heartbeat_is_written() -> None:
     server = Trainer()
     for _ in range(1000):
         assert server.says(Phase.SERVE).passes(9.0) is None
 
 
 @pytest.mark.parametrize(("known_s", "limit_s"), [(0.0, 10.0), (0.1, 10.0), (2.0, 40.0)])
-def test_a_server_whose_heartbeat_stops_has_hung(known_s: float, limit_s: float) -> None:
+def test_a_server_whose_heartbeat_stops_is_hung(known_s: float, limit_s: float) -> None:
     server = Trainer(known_s=known_s).says(Phase.SERVE)
     assert server.passes(limit_s) is None
     hang = server.passes(1.0)
@@ -73,7 +73,7 @@ def test_a_server_whose_heartbeat_stops_has_hung(known_s: float, limit_s: float)
     assert Trainer(LaunchSettings(hang_timeout_s="off")).says(Phase.SERVE).passes(1000.0) is None
 
 
-def test_processes_are_looked_at_only_where_there_is_no_session_and_somebody_wants_to_know_of_hangs() -> None:
+def test_processes_are_examined_only_without_a_session_and_if_hangs_are_watched_for() -> None:
     trainer = Trainer()
     assert trainer.liveness.wants_activity(trainer.now_s)
     trainer.liveness.read_activity(1, trainer.now_s)
@@ -86,7 +86,7 @@ def test_processes_are_looked_at_only_where_there_is_no_session_and_somebody_wan
     assert not Trainer(LaunchSettings(hang_timeout_s="off")).liveness.wants_activity(trainer.now_s)
 
 
-def test_a_program_that_had_a_session_is_suspected_of_nothing_and_one_without_is_not_called_hung() -> None:
+def test_a_program_that_had_a_session_is_not_suspected_and_one_without_is_not_called_hung() -> None:
     before, after = Trainer().says(Phase.IMPORT), Trainer().says(Phase.CONNECT)
     assert before.is_suspected_within(1900.0) is not None
     assert before.passes(1000.0) is None

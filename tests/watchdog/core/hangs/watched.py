@@ -1,4 +1,4 @@
-"""A trainer that is watched for hangs: its heartbeat over time, looked at twice a second."""
+"""A trainer that is watched for hangs: its heartbeat over time, read twice a second."""
 
 from __future__ import annotations
 

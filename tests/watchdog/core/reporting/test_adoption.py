@@ -1,4 +1,4 @@
-"""What is told of a run, and of the directory that its program has named."""
+"""The adoption of a directory that a program names is reported and recorded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from procsv.watchdog.edge.status import Facts, run_file
 from tests.watchdog.world import START, World
 
 
-def test_an_adopted_logdir_is_journaled_and_said() -> None:
+def test_an_adopted_logdir_is_journaled_and_reported() -> None:
     world = World().ready()
     world.handle(LogdirAdopted(TRAINER, 1, "/data/logs", "logs", 40))
     assert world.last("logdir_adopted") == {"logdir": "/data/logs"}
     assert world.said[-1] == adopted("logs", 40)
 
 
-def test_run_json_names_both_directories_and_a_step_of_a_microsecond_is_not_nothing() -> None:
+def test_run_json_names_both_directories_and_a_step_of_a_microsecond_is_not_zero() -> None:
     world = World().ready()
     world.core.chief.hanging.liveness.steps = StepTimes(known_s=3.21456e-6)
     facts = Facts(START.with_logdir("/data/logs"), ProcessIdentity(1, 0.0, ""), 0.0)

@@ -1,4 +1,4 @@
-"""What a service manager is told of a run, and when."""
+"""A service manager is notified of readiness, progress, liveness and the end, at the right times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def standing(**changes: Any) -> Standing:
     return msgspec.structs.replace(IMPORTING, **changes)
 
 
-def test_ready_is_told_once_at_the_first_step_and_not_again_after_a_restart() -> None:
+def test_ready_is_sent_once_at_the_first_step_and_not_after_a_restart() -> None:
     news = ManagerNews(None)
     assert news.lines(standing(), 0.0) == ["STATUS=importing"]
     assert news.lines(standing(state="running", step=1), 1.0) == ["READY=1", "STATUS=running at step 1"]
@@ -32,13 +32,13 @@ def test_ready_is_told_once_at_the_first_step_and_not_again_after_a_restart() ->
     assert news.lines(standing(state="running", step=9, restarts=1), 3.0) == ["STATUS=running at step 9, 1 restart"]
 
 
-def test_a_program_without_a_session_and_one_that_has_ended_well_before_a_step_are_ready_as_well() -> None:
+def test_a_program_without_a_session_and_one_that_ended_well_before_a_step_are_ready_as_well() -> None:
     assert "READY=1" in ManagerNews(None).lines(standing(protected=False), 60.0)
     assert ManagerNews(None).lines(standing(state="done", exit_code=0), 1.0)[:2] == ["READY=1", "STOPPING=1"]
     assert "READY=1" not in ManagerNews(None).lines(standing(state="failed", exit_code=70), 1.0)
 
 
-def test_the_step_is_told_every_few_seconds_and_only_if_it_has_moved() -> None:
+def test_the_step_is_sent_every_few_seconds_and_only_if_it_has_changed() -> None:
     news = ManagerNews(None)
     news.lines(standing(state="running", step=1), 0.0)
     assert news.lines(standing(state="running", step=2), STATUS_S - 0.1) == []
@@ -47,7 +47,7 @@ def test_the_step_is_told_every_few_seconds_and_only_if_it_has_moved() -> None:
     assert news.lines(moved, 3 * STATUS_S) == []
 
 
-def test_a_sign_of_life_comes_well_within_the_managers_limit_and_only_if_it_asks_for_it() -> None:
+def test_a_keepalive_is_sent_well_within_the_managers_limit_and_only_if_it_asks_for_one() -> None:
     news, told = ManagerNews(6.0), []
     for second in range(13):
         told += [second for line in news.lines(standing(), float(second)) if line == "WATCHDOG=1"]
@@ -55,7 +55,7 @@ def test_a_sign_of_life_comes_well_within_the_managers_limit_and_only_if_it_asks
     assert all("WATCHDOG=1" not in ManagerNews(None).lines(standing(), now_s) for now_s in (0.0, 1e6))
 
 
-def test_trouble_is_part_of_the_status_on_one_line_and_the_end_is_told_once() -> None:
+def test_trouble_is_part_of_the_one_line_status_and_the_end_is_sent_once() -> None:
     news = ManagerNews(None)
     assert news.lines(standing(save_error="disk\nfull \x1b"), 0.0) == ["STATUS=importing, not saved: disk full \\x1b"]
     assert "STOPPING=1" in news.lines(standing(exit_code=75), 1.0)
@@ -68,7 +68,7 @@ def test_step_0_is_a_step() -> None:
     ]
 
 
-def test_a_change_of_state_is_told_at_once_and_a_status_at_most_every_five_seconds() -> None:
+def test_a_change_of_state_is_sent_at_once_and_a_status_at_most_every_five_seconds() -> None:
     news = ManagerNews(None)
     assert news.lines(standing(step=1), 100.0) == ["STATUS=importing at step 1"]
     assert news.lines(standing(step=2), 104.9) == []

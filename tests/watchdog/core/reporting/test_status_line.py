@@ -1,4 +1,4 @@
-"""The status line says the most important things first, and fits."""
+"""The status line shows the most important parts first and fits its terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITING = render(replace(FACTS, state="backoff"), 36).removeprefix("▸ ").parti
         (12, "▸ step 3,81…"),
     ],
 )
-def test_the_least_important_parts_give_way_first(width: int, line: str) -> None:
+def test_the_least_important_parts_are_dropped_first(width: int, line: str) -> None:
     assert render(FACTS, width) == line
     assert len(line) <= width
 
@@ -44,7 +44,7 @@ def test_the_least_important_parts_give_way_first(width: int, line: str) -> None
         (70, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left"),
     ],
 )
-def test_a_loss_has_its_name_and_its_step_and_gives_way_to_the_time_left(width: int, line: str) -> None:
+def test_a_loss_has_its_name_and_step_and_is_dropped_before_the_time_left(width: int, line: str) -> None:
     facts = replace(FACTS, loss=Loss("loss", 3800, 0.53124), durable_step=-1, goodput=0.0)
     assert render(facts, width) == line
     assert "loss" not in render(replace(facts, state="restoring"), 200)
@@ -53,7 +53,7 @@ def test_a_loss_has_its_name_and_its_step_and_gives_way_to_the_time_left(width: 
     assert len(long) < 120
 
 
-def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:
+def test_a_part_is_dropped_only_if_it_does_not_fit() -> None:
     for line in {render(FACTS, width) for width in range(40, 161)}:
         assert render(FACTS, len(line)) == line
         assert len(render(FACTS, len(line) - 1)) < len(line)
@@ -87,7 +87,7 @@ def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:
         (replace(FACTS, step=-1, steps_per_s=None, durable_step=-1), "2 restarts · goodput 98%", "2 restarts"),
     ],
 )
-def test_of_two_parts_the_less_important_one_gives_way(facts: LineFacts, two: str, left: str) -> None:
+def test_the_less_important_of_two_parts_is_dropped(facts: LineFacts, two: str, left: str) -> None:
     assert render(facts, len(two) + 2) == f"▸ {two}"
     assert render(facts, len(two) + 1) == f"▸ {left}"
 
@@ -103,9 +103,7 @@ def test_of_two_parts_the_less_important_one_gives_way(facts: LineFacts, two: st
         (20, 10, "step 20 of 10 (100%)"),
     ],
 )
-def test_a_step_is_shown_from_0_on_and_with_its_share_of_a_total_that_was_told(
-    step: int, total: int, text: str
-) -> None:
+def test_a_step_is_shown_from_0_on_and_with_its_share_of_a_known_total(step: int, total: int, text: str) -> None:
     facts = LineFacts("running", 1.0, step, total, goodput=0.98)
     assert render(facts, 80) == "▸ " + (text if step < 0 else f"{text} · goodput 98%")
 
@@ -122,13 +120,13 @@ def test_a_step_is_shown_from_0_on_and_with_its_share_of_a_total_that_was_told(
         (0.0, ""),
     ],
 )
-def test_a_rate_is_said_in_three_digits_and_below_a_tenth_as_the_time_of_a_step(steps_per_s: float, text: str) -> None:
+def test_a_rate_has_three_digits_and_below_a_tenth_it_is_the_time_of_a_step(steps_per_s: float, text: str) -> None:
     facts = LineFacts("running", 1.0, 7, steps_per_s=steps_per_s)
     assert render(facts, 80) == " · ".join(["▸ step 7", *([text] if text else []), "goodput 0%"])
 
 
 @pytest.mark.parametrize(("step", "text"), [(9, "1 s left · "), (0, "10 s left · "), (10, ""), (11, "")])
-def test_what_is_left_is_said_until_the_last_step(step: int, text: str) -> None:
+def test_the_rest_is_shown_until_the_last_step(step: int, text: str) -> None:
     line = render(LineFacts("running", 1.0, step, 10, steps_per_s=1.0), 80)
     assert line.endswith(f" · 1/s · {text}goodput 0%" if text else "(100%) · goodput 0%")
 
@@ -137,14 +135,14 @@ def test_what_is_left_is_said_until_the_last_step(step: int, text: str) -> None:
     ("seconds", "text"),
     [(0.4, "0 s"), (9.4, "9 s"), (9.96, "10 s"), (10.0, "10 s"), (10.4, "10 s"), (60.0, "1 min 0 s")],
 )
-def test_an_age_is_said_in_whole_seconds(seconds: float, text: str) -> None:
+def test_an_age_is_shown_in_whole_seconds(seconds: float, text: str) -> None:
     assert render(LineFacts("done", seconds), 80) == f"▸ done, {text}"
     assert (
         render(LineFacts("done", 1.0, durable_step=0, durable_s=seconds), 80) == f"▸ done, 1 s · saved at 0, {text} ago"
     )
 
 
-def test_what_nobody_has_told_is_left_out() -> None:
+def test_unknown_parts_are_left_out() -> None:
     assert render(LineFacts("running", 1.0, 5), 80) == "▸ step 5 · goodput 0%"
     assert (
         render(replace(FACTS, steps_total=-1, steps_per_s=0.02), 60)
@@ -157,7 +155,7 @@ def test_what_nobody_has_told_is_left_out() -> None:
     assert "not saved" in render(replace(FACTS, trouble="not saved"), 50), "trouble is not what gives way"
 
 
-def test_the_rate_is_that_of_the_last_half_minute_of_this_attempt() -> None:
+def test_the_rate_covers_the_last_half_minute_of_this_attempt() -> None:
     line, facts = StatusLine(), FACTS
     for second in range(100):
         facts = line.read_facts(
@@ -170,27 +168,27 @@ def test_the_rate_is_that_of_the_last_half_minute_of_this_attempt() -> None:
     assert RATE_S == 30.0
 
 
-def test_a_checkpoint_is_as_old_as_it_was_seen_to_become_durable_in_this_launch() -> None:
+def test_a_checkpoints_age_counts_from_when_it_became_durable_in_this_launch() -> None:
     line = StatusLine()
     assert line.read_facts(replace(RUN, durable_step=10), 5.0).durable_s is None, "an earlier launch has left it"
     assert line.read_facts(replace(RUN, durable_step=20), 6.0).durable_s == 0.0
     assert line.read_facts(replace(RUN, durable_step=20), 9.0).durable_s == 3.0
 
 
-def test_a_state_is_as_old_as_it_was_first_seen() -> None:
+def test_a_states_age_counts_from_when_it_was_first_seen() -> None:
     line, starting = StatusLine(), replace(RUN, state="importing")
     assert [line.read_facts(starting, now_s).state_s for now_s in (5.0, 8.0)] == [0.0, 3.0]
     assert [line.read_facts(RUN, now_s).state_s for now_s in (9.0, 19.0)] == [0.0, 10.0]
 
 
-def test_a_step_of_30_seconds_ago_counts_for_the_rate_and_an_older_one_does_not() -> None:
+def test_a_step_30_seconds_ago_counts_for_the_rate_and_an_older_one_does_not() -> None:
     line = StatusLine()
     line.read_facts(replace(RUN, step=0), 0.0)
     assert line.read_facts(replace(RUN, step=60), 30.0).steps_per_s == 2.0
     assert line.read_facts(replace(RUN, step=90), 30.5).steps_per_s == 60.0
 
 
-def test_there_is_no_rate_of_one_instant_nor_of_steps_that_fall() -> None:
+def test_a_single_instant_or_falling_steps_have_no_rate() -> None:
     line = StatusLine()
     assert line.read_facts(replace(RUN, step=10), 5.0).steps_per_s is None
     assert line.read_facts(replace(RUN, step=20), 5.0).steps_per_s is None
@@ -207,7 +205,7 @@ def test_there_is_no_rate_of_one_instant_nor_of_steps_that_fall() -> None:
         ("disk full", False, "not saved"),
     ],
 )
-def test_trouble_is_a_save_that_fails_or_a_program_that_nothing_protects(
+def test_trouble_is_a_failing_save_or_an_unprotected_program(
     save_error: str | None, protected: bool | None, trouble: str
 ) -> None:
     run = replace(RUN, save_error=save_error, protected=protected)
@@ -222,7 +220,7 @@ def test_trouble_is_a_save_that_fails_or_a_program_that_nothing_protects(
         (FitPlace(1, 2, 2, 20, 20), ""),
     ],
 )
-def test_what_is_left_of_a_fit_follows_from_its_epochs(fit: FitPlace, text: str) -> None:
+def test_the_rest_of_a_fit_follows_from_its_epochs(fit: FitPlace, text: str) -> None:
     line = render(LineFacts("running", 1.0, 47, steps_per_s=2.0, fit=fit), 120)
     assert f"{text} · goodput" in line
     assert ("left" in line) == bool(text)

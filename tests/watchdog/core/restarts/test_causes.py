@@ -1,4 +1,4 @@
-"""Causes of ends: what the evidence shows, and the class and name that it has."""
+"""Each end has a cause, a class and a name that follow from the evidence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Original stack trace for 'embed':
 OF_GRAPH = LastWords("InvalidArgumentError", IN_GRAPH, "Traceback", 10)
 
 
-def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> None:
+def test_a_death_that_a_planned_fault_explains_is_attributed_to_it() -> None:
     fault = "kill trainer at step 50"
     killed, crashed = Cause("killed", "SIGKILL, sender unknown"), Cause("crashed", "SIGSEGV in train.py:3")
 
@@ -91,7 +91,7 @@ def test_the_cause_is_what_the_evidence_shows(
     assert len(found.evidence) < len(evidence) + 40 if cause != "exception" else found.evidence == evidence
 
 
-def test_a_fatal_signal_is_placed_and_a_kill_is_not() -> None:
+def test_a_fatal_signal_has_a_place_and_a_kill_has_none() -> None:
     where = "step (/home/me/train.py:3)"
 
     assert find_cause(Exit(None, 11), None, False, "", where=where) == Cause("crashed", f"SIGSEGV in {where}")
@@ -100,7 +100,7 @@ def test_a_fatal_signal_is_placed_and_a_kill_is_not() -> None:
     assert find_cause(Exit(None, 6), None, False, "", hang="it hung", where=where) == Cause("hang", "it hung")
 
 
-def test_the_kernel_is_behind_a_sigkill_alone() -> None:
+def test_only_a_sigkill_can_come_from_the_kernel() -> None:
     assert find_cause(Exit(None, 15), None, False, "", oom="oom_kill 0 -> 1").word == "killed"
 
 
@@ -120,13 +120,13 @@ RAISED = 'Traceback …\n  File "/home/me/train.py", line 3, in step\nValueError
         (Cause("crashed", "SIGSEGV in step"), Exit(None, 11), BOOM, "", "SIGSEGV in step"),
     ],
 )
-def test_one_failure_has_one_name_and_what_comes_from_outside_has_none(
+def test_the_same_failure_has_the_same_name_and_an_external_one_has_none(
     cause: Cause, exit: Exit, words: LastWords | None, hang: str, name: str
 ) -> None:
     assert name_failure(cause, exit, words, hang) == name
 
 
-def test_an_exception_is_named_with_the_place_where_it_was_raised() -> None:
+def test_an_exception_is_named_with_the_place_that_raised_it() -> None:
     words = LastWords("ValueError", "boom 17", RAISED)
     name = name_failure(Cause("exception", "ValueError: boom 17"), Exit(1, None), words, "")
 

@@ -1,4 +1,4 @@
-"""A run that goes on when workers are given up, as long as --min-workers are left."""
+"""A run goes on without workers that are given up, as long as --min-workers are left."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def end_of_run(played: Played, chief: Exit = DONE) -> list[Action]:
         (2, [], []),
     ],
 )
-def test_the_run_ends_with_the_one_that_makes_them_fewer_than_are_needed(
+def test_the_run_ends_with_the_worker_that_leaves_too_few(
     least: int | None, given_up: list[TaskId], ends: list[TaskId]
 ) -> None:
     follows = dict.fromkeys(given_up, Follows.FEWER)
     assert ends_run(list_tasks(3, 1, 1), follows, least) == ends
 
 
-def test_chief_servers_and_evaluators_are_no_workers() -> None:
+def test_chief_servers_and_evaluators_are_not_workers() -> None:
     tasks = list_tasks(3, 2, 2)
     assert workers_left(tasks, {}) == 3
     assert workers_left(tasks, {EVALUATOR: Follows.NOTHING, SECOND: Follows.FEWER}) == 2
@@ -73,7 +73,7 @@ def test_chief_servers_and_evaluators_are_no_workers() -> None:
 
 
 # -- a run -----------------------------------------------------------------------------------------------------
-def test_one_is_given_up_and_the_others_go_on_to_the_end_which_is_no_failure() -> None:
+def test_one_worker_is_given_up_and_the_others_complete_without_a_failure() -> None:
     played = group(2)
     out = give_up(played, SECOND)
     assert journaled(out, "task_given_up") == [{"why": played.core.tasks[SECOND].gave_up, "workers": 2}]
@@ -93,7 +93,7 @@ def test_one_is_given_up_and_the_others_go_on_to_the_end_which_is_no_failure() -
 
 
 @pytest.mark.parametrize("least", [None, 3])
-def test_without_one_too_many_the_run_has_failed_and_says_so_once(least: int | None) -> None:
+def test_losing_one_worker_too_many_fails_the_run_with_one_message(least: int | None) -> None:
     played = group(least)
     out = give_up(played, SECOND)
     assert journaled(out, "gave_up")
@@ -104,7 +104,7 @@ def test_without_one_too_many_the_run_has_failed_and_says_so_once(least: int | N
     assert len(journaled(out, "gave_up")) == 1
 
 
-def test_a_second_one_that_leaves_too_few_ends_it() -> None:
+def test_a_second_worker_that_leaves_too_few_ends_the_run() -> None:
     played = group(2)
     give_up(played, SECOND)
     out = give_up(played, THIRD)
@@ -116,7 +116,7 @@ def test_a_second_one_that_leaves_too_few_ends_it() -> None:
     assert not any("was given up" in text for text, _ in said(out)), "both are why the run has ended"
 
 
-def test_one_that_has_come_to_its_own_end_counts_as_one_that_is_left() -> None:
+def test_a_worker_that_has_finished_counts_as_one_that_is_left() -> None:
     played = group(2)
     played.end(FIRST, DONE)
     give_up(played, SECOND)
@@ -142,7 +142,7 @@ def test_without_a_chief_the_first_worker_is_always_needed() -> None:
     assert played.core.is_ending
 
 
-def test_an_evaluator_that_is_given_up_is_told_as_what_it_is() -> None:
+def test_an_evaluator_that_is_given_up_is_reported_as_an_evaluator() -> None:
     played = group(None)
     out = give_up(played, EVALUATOR)
     assert [entry["workers"] for entry in journaled(out, "task_given_up")] == [3]
@@ -150,7 +150,7 @@ def test_an_evaluator_that_is_given_up_is_told_as_what_it_is() -> None:
     assert any(text.startswith("gave up evaluator.0") and "left" not in text for text, _ in said(out))
 
 
-def test_a_worker_that_is_given_up_while_others_are_restarted_stays_away() -> None:
+def test_a_worker_that_is_given_up_while_others_restart_stays_away() -> None:
     played = group(2)
     give_up(played, SECOND)
     out = played.end(FIRST, KILLED) + played.tell(TreeGone(FIRST, 1)) + played.tick(110.0)
@@ -158,7 +158,7 @@ def test_a_worker_that_is_given_up_while_others_are_restarted_stays_away() -> No
 
 
 # -- a gang ----------------------------------------------------------------------------------------------------
-def test_once_they_are_a_gang_none_is_done_without_and_that_is_said() -> None:
+def test_a_gang_can_do_without_no_worker_and_the_user_learns_so() -> None:
     played = group(1, ps=0)
     out = played.tell(Said(CHIEF, 1, TrainsInStep()))
     assert [is_bad for text, is_bad in said(out) if "--min-workers has no effect" in text] == [True]
@@ -167,7 +167,7 @@ def test_once_they_are_a_gang_none_is_done_without_and_that_is_said() -> None:
     assert played.core.is_ending
 
 
-def test_one_that_was_given_up_before_they_became_a_gang_ends_the_run_then() -> None:
+def test_a_worker_given_up_before_the_gang_formed_ends_the_run_then() -> None:
     played = group(1, ps=0)
     give_up(played, SECOND)
     assert not played.core.is_ending
@@ -178,6 +178,6 @@ def test_one_that_was_given_up_before_they_became_a_gang_ends_the_run_then() -> 
     assert journaled(out, "gave_up") == [{"why": played.core.tasks[SECOND].gave_up}]
 
 
-def test_without_the_option_a_gang_is_told_nothing_of_it() -> None:
+def test_without_the_option_a_gang_gets_no_message_about_it() -> None:
     played = group(None, ps=0)
     assert not said(played.tell(Said(CHIEF, 1, TrainsInStep())))

@@ -1,4 +1,4 @@
-"""A full disk that has ended a program is waited for, and is nobody's failure."""
+"""A program that ended on a full disk waits for room, and that is no failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(world: World, text: str) -> int:
     return sum(text in line for line in world.said)
 
 
-def test_a_program_that_a_full_disk_ends_is_started_again_when_there_is_room_and_not_before() -> None:
+def test_a_program_ended_by_a_full_disk_restarts_when_there_is_room_and_not_before() -> None:
     world = full()
     world.advance(600.0)
     assert TRAINER not in world.alive
@@ -46,7 +46,7 @@ def test_a_program_that_a_full_disk_ends_is_started_again_when_there_is_room_and
     assert world.core.chief.history.no_progress_count == 0
 
 
-def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_that_the_disk_is_full_while_the_run_waits_for_room(capsys: pytest.CaptureFixture[str]) -> None:
     facts, world = Facts(START, ProcessIdentity(1, 0.0, "boot"), 1.0), full()
     for shown in (True, False):
         run = run_file(facts, world.core, world.now_s, 0.0)
@@ -57,7 +57,7 @@ def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys:
         world.advance(1.0)
 
 
-def test_however_often_the_disk_is_full_it_counts_as_no_failure_and_is_said_once() -> None:
+def test_a_full_disk_counts_as_no_failure_however_often_and_is_reported_once() -> None:
     world = running()
     for _ in range(20):
         full(world)
@@ -77,7 +77,7 @@ def test_after_an_hour_without_room_the_run_gives_up_and_says_why() -> None:
     assert world.last("gave_up")["why"] == Naming("1 h 0 min (--disk-wait)")
 
 
-def test_a_program_that_means_a_disk_which_nobody_sees_is_given_up_after_the_same_time() -> None:
+def test_a_program_on_a_full_disk_that_nobody_sees_is_given_up_after_the_same_time() -> None:
     world = running(settings=Settings(LaunchSettings(disk_wait_s=900.0, standby="off")))
     for _ in range(200):
         if world.exit_code is not None:
@@ -89,7 +89,7 @@ def test_a_program_that_means_a_disk_which_nobody_sees_is_given_up_after_the_sam
     assert world.now_s > 900.0
 
 
-def test_a_new_step_on_disk_ends_the_hour() -> None:
+def test_a_new_durable_step_ends_the_hour() -> None:
     world = full()
     world.advance(3000.0)
     world.disk_has_room = True
@@ -100,7 +100,7 @@ def test_a_new_step_on_disk_ends_the_hour() -> None:
     assert world.exit_code is None
 
 
-def test_a_run_that_is_stopped_while_it_waits_for_room_ends() -> None:
+def test_a_run_stopped_while_it_waits_for_room_ends() -> None:
     world = full()
     world.durable(840)
     world.stop()
@@ -117,7 +117,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_room_ends() -> None:
         (Exit(78, None), None, None),  # says itself that it is of no use
     ],
 )
-def test_any_failure_of_the_program_while_the_disk_is_full_waits_for_room(
+def test_any_failure_while_the_disk_is_full_waits_for_room(
     exit: Exit, words: LastWords | None, waits: bool | None
 ) -> None:
     world = running()

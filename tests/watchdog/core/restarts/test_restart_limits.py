@@ -1,4 +1,4 @@
-"""Limits of the restart rules, each just below and just above, and what progress and a hand forgive."""
+"""Each limit of the restart rules, just below and just above, and what progress or a manual restart resets."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def kinds(past: History, death: Death, times: int) -> list[type[Verdict]]:
         (Shortest(), [0.0, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 48.0, 48.0]),
     ],
 )
-def test_after_the_first_delays_double_from_1_to_60_seconds_give_or_take_a_fifth(
+def test_after_the_first_delays_double_from_1_to_60_seconds_plus_or_minus_a_fifth(
     rng: random.Random, expected: list[float]
 ) -> None:
     assert delays(history(rng=rng, max_failures=100), KILLED, 9) == expected
     assert delays(history(is_ready=False, rng=rng, max_failures=100), KILLED, 8) == expected[1:], "no step was trained"
 
 
-def test_delays_are_those_of_the_options_however_many_failures_there_were() -> None:
+def test_delays_come_from_the_options_however_many_failures_there_were() -> None:
     past = history(rng=Shortest(), max_failures=10_000, backoff=Range(3.0, 10.0))
     assert delays(past, KILLED, 2000)[:5] == [0.0, 2.4, 4.8, 8.0, 8.0]
     assert past.delay_s() == 8.0
@@ -98,31 +98,31 @@ def test_the_first_failure_after_progress_costs_no_delay() -> None:
         past.durable(step)
 
 
-def test_five_returns_with_nothing_saved_between_are_free_and_then_their_delays_double() -> None:
+def test_five_returns_with_nothing_saved_between_them_are_free_and_then_their_delays_double() -> None:
     assert delays(history(), RETURN, 8) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.2, 2.4, 4.8]
 
 
-def test_one_planned_restart_with_nothing_saved_is_free_and_then_their_delays_double() -> None:
+def test_one_planned_restart_with_nothing_saved_is_free_and_then_delays_double() -> None:
     past = history()
     assert [round(past.recycle_delay_s(CountedAttempt()), 6) for _ in range(4)] == [0.0, 1.2, 2.4, 4.8]
 
 
-def test_a_loop_of_returns_of_any_length_keeps_to_the_longest_delay() -> None:
+def test_a_loop_of_returns_keeps_to_the_longest_delay() -> None:
     assert delays(history(), RETURN, 2000)[-1] == 72.0
 
 
-def test_a_spawn_that_was_refused_is_tried_again_after_the_least_delay() -> None:
+def test_a_refused_spawn_is_retried_after_the_shortest_delay() -> None:
     assert history().not_spawned_delay_s() == pytest.approx(1.2)
     assert history(rng=Shortest()).not_spawned_delay_s() == pytest.approx(0.8)
 
 
 # -- giving up -------------------------------------------------------------------------------------------------
-def test_what_somebody_else_has_started_is_not_started_again() -> None:
+def test_a_program_that_somebody_else_started_is_not_restarted() -> None:
     past = History(LaunchSettings(), Longest(), restarts=False)
     assert past.decide_restart(KILLED) == GiveUp(NOT_OURS, is_final=True)
 
 
-def test_an_exit_that_is_permanent_is_given_up_for_good_whatever_was_trained() -> None:
+def test_a_permanent_exit_is_given_up_whatever_was_trained() -> None:
     verdict = history().decide_restart(raised(None, exit=Exit(78, None)))
     assert verdict == GiveUp(Naming("exit code 78"), is_final=True)
 
@@ -137,7 +137,7 @@ def test_an_exit_that_is_permanent_is_given_up_for_good_whatever_was_trained() -
         raised(LastWords("", "x")),
     ],
 )
-def test_what_may_get_better_is_tried_once_more_before_the_first_step(death: Death) -> None:
+def test_an_error_that_may_pass_is_retried_once_before_the_first_step(death: Death) -> None:
     assert kinds(history(is_ready=False), death, 1) == [Restart]
 
 
@@ -150,7 +150,7 @@ def test_what_may_get_better_is_tried_once_more_before_the_first_step(death: Dea
         (raised(LastWords("", "x"), exit=Exit(2, None)), "exit code 2 before"),
     ],
 )
-def test_what_cannot_get_better_is_given_up_for_good_by_its_own_name(death: Death, name: str) -> None:
+def test_a_permanent_error_is_given_up_by_its_own_name(death: Death, name: str) -> None:
     verdict = history(is_ready=False).decide_restart(death)
 
     assert isinstance(verdict, GiveUp)
@@ -158,20 +158,20 @@ def test_what_cannot_get_better_is_given_up_for_good_by_its_own_name(death: Deat
     assert verdict.is_final
 
 
-def test_an_option_of_ours_that_a_program_does_not_understand_is_named() -> None:
+def test_an_option_of_ours_that_a_program_rejects_is_named() -> None:
     past = History(LaunchSettings(misplaced="--fault"), Longest())
     verdict = past.decide_restart(raised(None, exit=Exit(2, None)))
     assert isinstance(verdict, GiveUp)
     assert "--fault" in verdict.why
 
 
-def test_signals_before_the_first_step_leave_the_tries_of_an_exception_alone() -> None:
+def test_signals_before_the_first_step_do_not_use_up_an_exceptions_tries() -> None:
     past = history(is_ready=False)
     assert kinds(past, SEGFAULT, 2) == [Restart, Restart]
     assert kinds(past, raised(), 2) == [Restart, GiveUp]
 
 
-def test_the_step_of_an_exception_is_its_own_and_else_the_trainers() -> None:
+def test_an_exceptions_step_is_its_own_or_else_the_trainers() -> None:
     assert kinds(history(), raised(LastWords("E", "x", step=7)), 3) == [Restart, Restart, GiveUp]
     past = history()
     assert [kinds(past, raised(LastWords("E", "x"), step), 1) for step in (7, 8, 9)] == 3 * [[Restart]]
@@ -197,7 +197,7 @@ def test_another_message_is_another_exception() -> None:
     assert [kinds(past, raised(LastWords("E", text)), 1)[0] for text in "abcd"] == 4 * [Restart]
 
 
-def test_failures_at_a_step_are_forgotten_once_a_later_one_is_on_disk() -> None:
+def test_failures_at_a_step_are_forgotten_once_a_later_one_is_durable() -> None:
     for durable_step, last in ((840, GiveUp), (841, Restart)):
         past = history()
         kinds(past, raised(LastWords("E", "x", step=840)), 2)
@@ -205,7 +205,7 @@ def test_failures_at_a_step_are_forgotten_once_a_later_one_is_on_disk() -> None:
         assert kinds(past, raised(LastWords("E", "x", step=840)), 1) == [last]
 
 
-def test_failures_that_do_not_pay_are_given_up_for_good_although_each_made_progress() -> None:
+def test_failures_that_do_not_pay_are_given_up_though_each_made_progress() -> None:
     past = history()
     for step in range(1, 6):
         verdict = past.decide_restart(Death(Exit(1, None), None, step, CountedAttempt(10.0, 1.0, "exit code 1")))
@@ -216,14 +216,14 @@ def test_failures_that_do_not_pay_are_given_up_for_good_although_each_made_progr
 
 
 # -- progress --------------------------------------------------------------------------------------------------
-def test_what_was_resumed_from_beyond_the_newest_step_on_disk_is_progress_when_it_gets_there() -> None:
+def test_resuming_from_beyond_the_newest_durable_step_is_progress_once_training_gets_there() -> None:
     past = history()
     past.durable(500)
     past.ready(600)
     assert past.durable(550)
 
 
-def test_progress_forgives_the_returns_before_it() -> None:
+def test_progress_resets_the_returns_before_it() -> None:
     past = history()
     delays(past, RETURN, 7)
     past.durable(5)
@@ -231,12 +231,12 @@ def test_progress_forgives_the_returns_before_it() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 840])
-def test_every_saved_state_can_be_suspect_and_the_second_crash_in_a_row_makes_it_so(step: int) -> None:
+def test_every_saved_state_can_become_suspect_with_the_second_crash_in_a_row(step: int) -> None:
     past = history()
     assert [past.suspects(SEGFAULT, step, step) for _ in range(2)] == [False, True]
 
 
-def test_an_older_state_that_was_left_for_the_newest_is_suspect_all_the_same() -> None:
+def test_an_older_state_that_was_left_for_the_newest_can_be_suspect_too() -> None:
     past = history()
     assert [past.suspects(SEGFAULT, 840, -1) for _ in range(2)] == [False, True]
 
@@ -251,7 +251,7 @@ def gone_back() -> History:
     return past
 
 
-def test_what_is_only_made_again_before_a_suspect_state_is_no_progress_until_a_newer_one_is_saved() -> None:
+def test_repeated_steps_before_a_suspect_state_are_not_progress_until_a_newer_state_is_saved() -> None:
     past = gone_back()
     assert not past.durable(450)
     assert past.durable(501)
@@ -260,28 +260,28 @@ def test_what_is_only_made_again_before_a_suspect_state_is_no_progress_until_a_n
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------
-def test_a_hand_forgives_exceptions_before_the_first_step() -> None:
+def test_a_manual_restart_resets_exceptions_before_the_first_step() -> None:
     past = history(is_ready=False)
     kinds(past, raised(), 1)
     past.forgive()
     assert kinds(past, raised(), 2) == [Restart, GiveUp]
 
 
-def test_a_hand_forgives_failures_their_delays_and_the_same_exception() -> None:
+def test_a_manual_restart_resets_failures_delays_and_repeated_exceptions() -> None:
     past = history()
     kinds(past, raised(), 2)
     past.forgive()
     assert delays(past, raised(), 2) == [0.0, 1.2]
 
 
-def test_a_hand_forgives_returns() -> None:
+def test_a_manual_restart_resets_returns() -> None:
     past = history()
     delays(past, RETURN, 7)
     past.forgive()
     assert delays(past, RETURN, 6) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.2]
 
 
-def test_a_hand_forgives_a_suspect_state() -> None:
+def test_a_manual_restart_resets_suspicion_of_a_state() -> None:
     past = gone_back()
     past.forgive()
     past.ready(400)
@@ -293,7 +293,7 @@ def test_a_hand_forgives_a_suspect_state() -> None:
 
 
 # -- services --------------------------------------------------------------------------------------------------
-def test_a_service_that_fails_waits_four_times_as_long_each_time_and_the_fifth_is_its_last() -> None:
+def test_a_failing_service_waits_four_times_as_long_each_time_and_the_fifth_is_its_last() -> None:
     past = ServiceHistory()
     waits = [past.died(ServiceDeath.FAILED, float(n)) for n in range(5)]
 
@@ -307,17 +307,17 @@ def test_five_failures_count_within_300_seconds(apart_s: float, is_lost: bool) -
     assert (waits[4] is None) is is_lost
 
 
-def test_a_service_that_is_killed_comes_back_after_a_tenth_of_a_second_19_times() -> None:
+def test_a_killed_service_comes_back_after_a_tenth_of_a_second_19_times() -> None:
     past = ServiceHistory()
     assert [past.died(ServiceDeath.KILLED, float(n)) for n in range(20)] == [*[0.1] * 19, None]
 
 
-def test_hangs_count_however_long_ago_they_are() -> None:
+def test_hangs_count_however_old_they_are() -> None:
     past = ServiceHistory()
     assert [past.died(ServiceDeath.HUNG, 10_000.0 * n) for n in range(5)] == [*[0.1] * 4, None]
 
 
-def test_each_kind_of_death_is_counted_by_itself() -> None:
+def test_each_kind_of_death_is_counted_separately() -> None:
     past = ServiceHistory()
     for kind in (ServiceDeath.FAILED, ServiceDeath.HUNG):
         assert all(past.died(kind, float(n)) is not None for n in range(4))

@@ -1,4 +1,4 @@
-"""Restart rules: delays, and when it is time to give up."""
+"""The restart policy decides the delay before a restart and when to give up."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def why_of(verdict: Verdict) -> str:
     return verdict.why
 
 
-def test_delays_double_to_their_limit_and_are_spread() -> None:
+def test_delays_double_up_to_their_limit_and_are_spread() -> None:
     past = trained(max_failures=100)
     delays = [delay_of(past.decide_restart(killed())) for _ in range(12)]
 
@@ -79,7 +79,7 @@ def test_five_failures_without_a_newly_durable_step_are_enough() -> None:
     assert not verdict.is_final
 
 
-def test_progress_forgives_everything() -> None:
+def test_progress_resets_everything() -> None:
     past = trained()
     for step in range(1, 50):
         delay_s = delay_of(past.decide_restart(killed(step=step)))
@@ -88,7 +88,7 @@ def test_progress_forgives_everything() -> None:
         assert past.no_progress_count == 0
 
 
-def test_a_step_that_was_durable_before_is_no_progress() -> None:
+def test_a_step_that_was_already_durable_is_not_progress() -> None:
     past = trained()
     past.durable(100)
     past.decide_restart(killed())
@@ -98,7 +98,7 @@ def test_a_step_that_was_durable_before_is_no_progress() -> None:
     assert past.no_progress_count == 1
 
 
-def test_what_a_launch_resumes_from_is_no_progress_of_its_own() -> None:
+def test_what_a_launch_resumes_from_is_not_its_own_progress() -> None:
     past = history()
     past.ready(1000)
 
@@ -118,7 +118,7 @@ def lost_peer(step: int = 10) -> Death:
     return code(1, LastWords("UnavailableError", "refused", step=step, lost_peer="ps.0"), step)
 
 
-def test_the_loss_of_another_task_has_a_cause_of_its_own_and_costs_this_one_nothing() -> None:
+def test_the_loss_of_another_task_has_its_own_cause_and_costs_this_one_nothing() -> None:
     death = lost_peer()
     cause = find_cause(death.exit, death.words, False, "")
     assert (cause.word, cause.evidence) == ("lost-peer", "ps.0 is gone: UnavailableError: refused")
@@ -132,7 +132,7 @@ def test_the_loss_of_another_task_has_a_cause_of_its_own_and_costs_this_one_noth
     assert not past.suspects(death, 10, 10)
 
 
-def test_a_server_is_started_again_at_once_and_has_made_progress_when_it_has_served_for_a_minute() -> None:
+def test_a_server_restarts_at_once_and_serving_for_a_minute_is_progress() -> None:
     past = history(max_failures=3)
     past.served()
     assert delay_of(past.decide_restart(killed(step=-1))) == 0.0
@@ -174,7 +174,7 @@ def test_permanent_exits_give_up_at_once(number: int) -> None:
         code(2),
     ],
 )
-def test_what_cannot_get_better_gives_up_at_once_before_the_first_step(death: Death) -> None:
+def test_a_permanent_error_gives_up_at_once_before_the_first_step(death: Death) -> None:
     assert "the first step" in why_of(history().decide_restart(death))
     assert isinstance(trained().decide_restart(death), Restart)  # later it is a failure like others
 
@@ -186,7 +186,7 @@ def test_an_exception_before_the_first_step_gets_two_tries() -> None:
     assert why_of(past.decide_restart(code(1, LastWords("ValueError", "b")))) == Naming("2 failures before")
 
 
-def test_a_signal_before_the_first_step_is_a_failure_like_others() -> None:
+def test_a_signal_before_the_first_step_is_a_failure_like_any_other() -> None:
     past = history()
 
     assert all(isinstance(past.decide_restart(killed()), Restart) for _ in range(4))
@@ -200,14 +200,14 @@ def test_row_03_the_same_exception_at_the_same_step_three_times_is_deterministic
     assert why_of(verdicts[2]) == "deterministic: ValueError at step 840, 3 times"
 
 
-def test_row_04_the_same_exception_at_a_moving_step_is_not_deterministic() -> None:
+def test_row_04_the_same_exception_at_different_steps_is_not_deterministic() -> None:
     past = trained()
     for step in range(100, 200, 10):
         assert isinstance(past.decide_restart(code(1, LastWords("ValueError", "boom", step=step))), Restart)
         past.durable(step - 1)
 
 
-def test_three_in_a_row_at_one_step_is_found_although_a_crash_save_made_progress_once() -> None:
+def test_three_failures_in_a_row_at_one_step_are_found_although_a_crash_save_made_progress_once() -> None:
     past = trained()
     words = LastWords("ValueError", "boom", step=840)
     past.decide_restart(code(1, words))
@@ -218,7 +218,7 @@ def test_three_in_a_row_at_one_step_is_found_although_a_crash_save_made_progress
 
 
 # -- services --------------------------------------------------------------------------------------------------
-def test_an_idle_service_may_be_killed_for_ever() -> None:
+def test_an_idle_service_may_be_killed_forever() -> None:
     past = ServiceHistory()
 
     assert {past.died(ServiceDeath.IDLE, now_s=float(n)) for n in range(100)} == {0.0}
@@ -232,7 +232,7 @@ def test_the_fifth_failure_within_the_period_fails_the_run() -> None:
     assert delays[:4] == sorted(delay for delay in delays if delay is not None)
 
 
-def test_one_that_is_killed_as_it_starts_or_works_gets_more_tries_but_not_for_ever() -> None:
+def test_a_service_killed_as_it_starts_or_works_gets_more_tries_but_not_forever() -> None:
     past = ServiceHistory()
     delays = [past.died(ServiceDeath.KILLED, now_s=float(n)) for n in range(20)]
 
@@ -240,7 +240,7 @@ def test_one_that_is_killed_as_it_starts_or_works_gets_more_tries_but_not_for_ev
     assert delays[19] is None
 
 
-def test_old_failures_and_those_before_a_completed_job_do_not_count() -> None:
+def test_old_failures_and_failures_before_a_finished_job_do_not_count() -> None:
     past = ServiceHistory()
     assert all(past.died(ServiceDeath.FAILED, now_s=301.0 * n) is not None for n in range(20))
 
@@ -249,7 +249,7 @@ def test_old_failures_and_those_before_a_completed_job_do_not_count() -> None:
         past.worked()
 
 
-def test_what_resumed_from_one_state_and_crashed_twice_makes_it_suspect() -> None:
+def test_two_crashes_after_resuming_from_one_state_make_it_suspect() -> None:
     past = trained()
     boom, segfault = code(1, LastWords("ValueError", "boom")), killed(signal.SIGSEGV)
 
@@ -257,7 +257,7 @@ def test_what_resumed_from_one_state_and_crashed_twice_makes_it_suspect() -> Non
     assert past.suspects(segfault, resumed_step=840, newest_step=840)
 
 
-def test_a_newer_state_a_kill_from_outside_and_progress_clear_a_state_of_suspicion() -> None:
+def test_a_newer_state_an_external_kill_and_progress_clear_suspicion_of_a_state() -> None:
     past = trained()
     boom = code(1, LastWords("ValueError", "boom"))
 
@@ -269,7 +269,7 @@ def test_a_newer_state_a_kill_from_outside_and_progress_clear_a_state_of_suspici
     assert not past.suspects(boom, 840, 840)
 
 
-def test_by_hand_everything_is_forgiven() -> None:
+def test_a_manual_restart_resets_everything() -> None:
     past = trained()
     for _ in range(4):
         past.decide_restart(killed())
@@ -288,7 +288,7 @@ def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
     assert past.no_progress_count == 0
 
 
-def test_every_number_of_the_policy_can_be_set() -> None:
+def test_every_number_of_the_policy_can_be_configured() -> None:
     early = history(early_failures=3)
     assert [type(early.decide_restart(code(1, LastWords("E", "a")))) for _ in range(3)] == [Restart, Restart, GiveUp]
     same = trained(same_failures=2)
@@ -300,9 +300,7 @@ def test_every_number_of_the_policy_can_be_set() -> None:
     assert services.died(ServiceDeath.FAILED, 12.0) is None
 
 
-def test_a_crash_at_one_step_is_given_up_although_each_second_try_goes_back_and_makes_older_steps_durable_again() -> (
-    None
-):
+def test_a_crash_at_one_step_is_given_up_although_every_second_attempt_makes_older_steps_durable_again() -> None:
     past = History(LaunchSettings(), random.Random(1))
     past.ready(0)
     assert past.durable(8)

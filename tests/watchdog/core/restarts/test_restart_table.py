@@ -1,4 +1,4 @@
-"""The restart table has a row for whatever may end, and says of each what its users are promised."""
+"""The restart table has a row for every task that may end and gives what users are promised."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from procsv.watchdog.core.restarts.restart_table import TABLE, Duty, End, Follow
 WORKER, PS, EVALUATOR = TaskId("worker", 1), TaskId("ps", 0), TaskId("evaluator", 0)
 
 
-def test_each_duty_policy_and_end_has_its_row() -> None:
+def test_each_duty_policy_and_end_has_a_row() -> None:
     assert set(TABLE) == set(product(Duty, Policy, End))
 
 
-def test_the_first_task_of_a_run_is_its_chief_whatever_it_is_called() -> None:
+def test_the_first_task_of_a_run_is_its_chief_whatever_its_name() -> None:
     assert (
         duty_of(TRAINER, TRAINER)
         is duty_of(CHIEF, CHIEF)
@@ -33,7 +33,7 @@ def test_a_gang_is_the_chief_and_the_workers() -> None:
 
 
 @pytest.mark.parametrize("end", [End.DIED, End.RETURNED])
-def test_in_a_gang_the_end_of_one_that_trains_ends_all_and_of_any_other_only_itself(end: End) -> None:
+def test_in_a_gang_a_training_tasks_end_ends_all_and_any_other_tasks_end_only_itself(end: End) -> None:
     all_again = {duty for duty in Duty if TABLE[duty, Policy.GANG, end] is Follows.ALL_AGAIN}
     assert all_again == {Duty.CHIEF, Duty.WORKER}
     assert all(TABLE[duty, Policy.GANG, end] is Follows.AGAIN for duty in set(Duty) - all_again)
@@ -41,7 +41,7 @@ def test_in_a_gang_the_end_of_one_that_trains_ends_all_and_of_any_other_only_its
 
 @pytest.mark.parametrize("duty", Duty)
 @pytest.mark.parametrize("end", [End.DIED, End.RETURNED])
-def test_by_itself_a_task_is_started_again_alone(duty: Duty, end: End) -> None:
+def test_an_independent_task_restarts_alone(duty: Duty, end: End) -> None:
     assert TABLE[duty, Policy.TASK, end] is Follows.AGAIN
 
 
@@ -53,7 +53,7 @@ def test_an_evaluator_never_ends_the_run_and_the_chief_does_by_its_own_end(polic
     assert given_up == set(Duty) - ({Duty.EVALUATOR} if policy is Policy.GANG else {Duty.EVALUATOR, Duty.WORKER})
 
 
-def test_of_tasks_that_are_by_themselves_the_run_may_go_on_without_a_worker_alone() -> None:
+def test_among_independent_tasks_the_run_can_do_without_a_worker_only() -> None:
     assert [row for row, follows in TABLE.items() if follows is Follows.FEWER] == [
         (Duty.WORKER, Policy.TASK, End.GAVE_UP)
     ]

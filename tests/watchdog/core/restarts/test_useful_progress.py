@@ -1,4 +1,4 @@
-"""Restarts must pay: the same failure with hardly any training between, or next to no goodput, ends the run."""
+"""Restarts must pay: repeated failures with little training between them, or little goodput, end the run."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ def words(step: int, line: int = 41) -> LastWords:
 
 
 # -- the same failure, again and again -------------------------------------------------------------------------
-def test_row_55_the_fifth_failure_of_a_kind_with_less_than_a_minute_kept_each_is_no_useful_progress() -> None:
+def test_row_55_five_failures_of_a_kind_that_each_keep_less_than_a_minute_are_no_useful_progress() -> None:
     why = Naming(f"no useful progress: {BOOM}, 5 times ", ", with 5.0 s ")
     assert told(*[failed()] * 5) == ["", "", "", "", why]
 
 
-def test_an_attempt_that_leaves_a_minute_of_training_ends_the_row() -> None:
+def test_an_attempt_that_keeps_a_minute_of_training_ends_the_row() -> None:
     assert not any(told(*([failed()] * 4 + [failed(kept_s=60.0, seconds=61.0)]) * 5))
     assert not any(told(*([failed()] * 4 + [killed(kept_s=60.0, seconds=61.0)]) * 5))
 
 
-def test_another_failure_ends_the_row_and_begins_one() -> None:
+def test_another_failure_ends_the_row_and_starts_a_new_one() -> None:
     assert not any(told(*([failed()] * 4 + [failed(CRASH)]) * 5))
     assert told(*[failed()] * 4, *[failed(CRASH)] * 5)[-1].startswith(f"no useful progress: {CRASH}, 5 times ")
 
 
-def test_what_comes_from_outside_or_was_planned_neither_counts_nor_ends_a_row() -> None:
+def test_an_external_or_planned_end_neither_counts_nor_ends_a_row() -> None:
     assert not any(told(*[killed()] * 100))
     assert not any(told(*[out_of_memory()] * 100))
     between = [failed(), killed(), out_of_memory()]
@@ -91,26 +91,26 @@ def test_row_55_less_than_5_percent_goodput_over_ten_attempts_is_no_useful_progr
     assert not any(told(*[failed(f"exit code {n % 3}", 0.8, 15.0) for n in range(100)]))
 
 
-def test_a_program_that_runs_out_of_memory_after_a_step_each_time_is_given_up_for_its_goodput() -> None:
+def test_a_program_that_runs_out_of_memory_after_each_step_is_given_up_for_its_goodput() -> None:
     why = told(*[out_of_memory(0.1, 15.0)] * 10)[-1]
     assert why == Naming("no useful progress: ", "10 attempts 1.0 s of 2 min 30 s ", " 10 times, ", "out of memory")
 
 
-def test_one_good_attempt_of_ten_is_enough() -> None:
+def test_one_good_attempt_in_ten_is_enough() -> None:
     different = [failed(f"exit code {n}", 0.0, 15.0) for n in range(9)]
     assert not any(told(*[*different, failed("exit code 9", 20.0, 35.0)] * 5))
 
 
 @pytest.mark.parametrize("kept_s", [0.0, 0.5, 4.0])
-def test_a_machine_that_kills_every_20_seconds_may_do_so_for_ever_whatever_is_kept(kept_s: float) -> None:
+def test_a_machine_that_kills_every_20_seconds_may_do_so_forever_whatever_is_kept(kept_s: float) -> None:
     assert not any(told(*[killed(kept_s, seconds=20.0)] * 100))
 
 
-def test_what_is_killed_counts_for_goodput_where_it_has_left_training() -> None:
+def test_a_killed_attempt_counts_for_goodput_if_it_kept_training() -> None:
     assert not any(told(*[failed(str(n), 0.0) if n % 2 else killed(10.0, 20.0) for n in range(100)]))
 
 
-def test_both_limits_can_be_set_and_switched_off() -> None:
+def test_both_limits_can_be_configured_and_switched_off() -> None:
     assert not any(told(*[failed(kept_s=0.0)] * 100, repeated_failures=0, min_goodput=0.0))
     assert [bool(why) for why in told(*[failed()] * 2, repeated_failures=2)] == [False, True]
     assert not any(told(*[failed()] * 100, min_kept_s=1.0))
@@ -131,7 +131,7 @@ def fail(world: World, step: int, words: LastWords | None, exit: Exit = FAILED) 
         world.train(step + 10, restored=step)
 
 
-def test_row_55_a_program_that_fails_in_one_place_after_a_new_step_each_time_is_given_up() -> None:
+def test_row_55_a_program_that_fails_in_one_place_after_each_new_step_is_given_up() -> None:
     world = World().ready().train(10)
     for step in range(10, 60, 10):
         assert world.exit_code is None
@@ -152,14 +152,14 @@ def test_failures_in_different_places_with_progress_are_not_given_up_while_they_
 
 
 @pytest.mark.parametrize("exit", [KILLED, Exit(None, signal.SIGTERM), Exit(75, None)])
-def test_kills_from_outside_and_exits_75_with_progress_go_on_for_ever(exit: Exit) -> None:
+def test_external_kills_and_exits_75_with_progress_go_on_forever(exit: Exit) -> None:
     world = World().ready().train(10)
     for step in range(10, 400, 10):
         fail(world, step, None, exit)
     assert world.exit_code is None
 
 
-def test_a_run_without_saved_steps_whose_last_state_is_progress_is_given_up_all_the_same() -> None:
+def test_a_run_without_saved_steps_whose_last_state_is_progress_is_given_up_too() -> None:
     world = World().ready().train(10)
     for _ in range(4):
         world.crash(Exit(3, None))
@@ -172,7 +172,7 @@ def test_a_run_without_saved_steps_whose_last_state_is_progress_is_given_up_all_
     assert world.last("gave_up")["why"].startswith("no useful progress: exit code 3, 5 times ")
 
 
-def test_time_in_which_a_program_hung_is_no_training() -> None:
+def test_time_in_which_a_program_hung_is_not_training() -> None:
     world = World(settings=Settings(LaunchSettings(hang_timeout_s=300.0))).ready().train(10)
     for step in range(10, 60, 10):
         assert world.exit_code is None
@@ -184,7 +184,7 @@ def test_time_in_which_a_program_hung_is_no_training() -> None:
     assert world.last("gave_up")["why"] == Naming("no useful progress: ", "phase step, 5 times ")
 
 
-def test_a_restart_by_hand_forgives_what_did_not_pay() -> None:
+def test_a_manual_restart_resets_what_did_not_pay() -> None:
     world = World().ready().train(10)
     for step in range(10, 50, 10):
         fail(world, step, words(step))
@@ -194,7 +194,7 @@ def test_a_restart_by_hand_forgives_what_did_not_pay() -> None:
 
 
 # -- where -------------------------------------------------------------------------------------------------------
-def test_an_exception_is_placed_by_the_programs_own_innermost_frame_of_the_last_traceback() -> None:
+def test_an_exception_is_placed_at_the_programs_own_innermost_frame_of_the_last_traceback() -> None:
     library = TRACEBACK.format(line=41, value=1).replace("/home/me/train.py", f"{signal.__file__}")
     assert where_it_was_raised(TRACEBACK.format(line=41, value=1)) == "one_step (/home/me/train.py:41)"
     assert where_it_was_raised(library) == f"one_step ({signal.__file__}:41)"

@@ -1,4 +1,4 @@
-"""States that never come to disk: a run says so, and does not end as if they had."""
+"""States that never reach the disk are reported, and the run does not end as if they had."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def untaken(is_last: bool) -> Note:
     return Note(SnapshotFailed(step=840, error="no memory", is_last=is_last))
 
 
-def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
+def test_failing_snapshots_are_reported_and_shown_until_they_succeed() -> None:
     world = running()
     world.receive(TRAINER, untaken(is_last=False))
     world.advance(1.0)
@@ -31,7 +31,7 @@ def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
     assert world.core.chief.snapshots.untaken == ""
 
 
-def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -> None:
+def test_a_stop_whose_last_state_could_not_be_captured_ends_with_70_and_says_so() -> None:
     world = running()
     world.stop()
     world.receive(TRAINER, untaken(is_last=True))
@@ -41,7 +41,7 @@ def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -
     assert world.last("gave_up")["why"] == WHY
 
 
-def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_after_the_end() -> None:
+def test_a_last_state_that_could_not_be_captured_counts_even_if_the_news_comes_after_the_end() -> None:
     """Who hears it was held up itself, by the same logdir perhaps: it sees the end first."""
     world = running()
     world.receive(TRAINER, untaken(is_last=True))
@@ -51,7 +51,7 @@ def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_afte
     assert world.last("gave_up")["why"] == WHY
 
 
-def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trains() -> None:
+def test_an_unsaved_end_of_a_session_is_over_when_the_next_one_trains() -> None:
     world = running()
     world.receive(TRAINER, untaken(is_last=True))
     world.train(860, restored=800)
@@ -59,7 +59,7 @@ def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trai
     assert world.exit_code == 0
 
 
-def test_a_state_that_went_with_its_memory_costs_a_70_though_the_service_knows_nothing_of_it() -> None:
+def test_a_state_lost_with_its_memory_ends_with_70_though_the_service_does_not_know_it() -> None:
     world = running(step=30)
     world.durable(0)
     world.memory_step = 21
@@ -82,7 +82,7 @@ def crashed_with_its_memory() -> World:
     return world
 
 
-def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk() -> None:
+def test_a_state_lost_with_its_memory_is_no_loss_once_it_is_on_disk() -> None:
     world = crashed_with_its_memory()
     world.durable(21)
     world.stop()
@@ -90,7 +90,7 @@ def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk() -> No
     assert world.exit_code == 75
 
 
-def test_a_state_that_went_with_its_memory_is_no_loss_once_a_later_trainer_has_done_without() -> None:
+def test_a_state_lost_with_its_memory_is_no_loss_once_a_later_trainer_has_continued_without_it() -> None:
     world = crashed_with_its_memory()
     world.advance(2.0)
     world.train(5)

@@ -1,4 +1,4 @@
-"""What is journaled and said of checkpoints: each once, a failing disk once for each change."""
+"""Each checkpoint and each change of a failing save is journaled and reported once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def journaled(actions: list[Action]) -> list[str]:
     return [action.entry.event for action in actions if isinstance(action, WriteEntry)]
 
 
-def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
+def test_a_checkpoint_is_news_once_and_two_saves_under_one_name_are_two() -> None:
     saves = Saves()
     assert saves.is_news(durable(0, 10, 1.0))
     assert not saves.is_news(durable(0, 10, 1.0))
@@ -36,7 +36,7 @@ def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
     assert saves.is_news(durable(8)), "the oldest are forgotten"
 
 
-def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> None:
+def test_the_journal_has_everything_about_a_checkpoint_and_its_time_to_a_millisecond() -> None:
     news = Durable(1, 10, 3, "/l/model.ckpt-10", "manual", 100, 0.12345, (), 1.0)
     (entry,) = Saves().durable(news, 2)
 
@@ -44,7 +44,7 @@ def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> 
     assert entry == WriteEntry(an_entry("checkpoint_durable", **fields), CHECKPOINT, 2)
 
 
-def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:
+def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_retry() -> None:
     saves = Saves()
     full = "no room: {} MiB free, 2.5 GiB needed"
     first = saves.failed(failed(full.format("40.0")), 1, 100.0)
@@ -56,14 +56,14 @@ def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try
     assert journaled(saves.failed(failed("[Errno 5] Input/output error", 3), 1, 104.0)) == ["checkpoint_failed"]
 
 
-def test_a_failure_is_said_with_what_is_on_disk() -> None:
+def test_a_failure_is_reported_with_what_is_on_disk() -> None:
     (said,) = (one.text for one in Saves().failed(failed("full"), 1, 0.0, 7) if isinstance(one, Say))
     assert said == Naming("step 10 ", "full", "step 7 ")
     (said,) = (one.text for one in Saves().failed(failed("full"), 1, 0.0) if isinstance(one, Say))
     assert said == Naming("step 10 ", "full", "nothing ")
 
 
-def test_a_save_that_succeeds_ends_it_and_the_next_failure_is_news_again() -> None:
+def test_a_successful_save_ends_the_failure_and_the_next_one_is_news_again() -> None:
     saves = Saves()
     saves.failed(failed("disk full"), 1, 0.0)
     own = saves.durable(durable(sequence=0), 1)
@@ -76,7 +76,7 @@ def test_a_save_that_succeeds_ends_it_and_the_next_failure_is_news_again() -> No
     assert journaled(saves.failed(failed("disk full"), 1, 9.0)) == ["checkpoint_failed"]
 
 
-def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_saves_add_nothing() -> None:
+def test_a_directory_that_goes_and_comes_back_is_reported_both_times_and_its_failing_saves_add_nothing() -> None:
     saves = Saves()
     gone = "/l is gone"
     assert journaled(saves.unwritable(Unwritable(gone), 1, 70)) == ["checkpoint_failed"]
@@ -90,7 +90,7 @@ def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_save
     assert saves.unwritable(Unwritable(""), 1, 90) == []
 
 
-def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_fail() -> None:
+def test_a_directory_that_recovers_forgets_its_trouble_unless_saves_still_fail() -> None:
     saves = Saves()
     gone = "/l is gone"
     for step in (70, 80):
@@ -101,14 +101,14 @@ def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_f
     assert saves.unwritable(Unwritable(gone), 1, 95) == [], "one that never got well"
 
 
-def test_the_gist_of_an_error_leaves_its_numbers_out() -> None:
+def test_the_summary_of_an_error_leaves_its_numbers_out() -> None:
     assert strip_numbers("no room in /a/b: 40.0 KiB free, 3 needed") == strip_numbers(
         "no room in /a/b: 1 GiB free, 12 needed"
     )
     assert strip_numbers("Input/output error") != strip_numbers("No space left on device")
 
 
-def test_two_troubles_that_take_turns_are_each_said_once_until_saving_works_again() -> None:
+def test_two_alternating_errors_are_each_reported_once_until_saving_works_again() -> None:
     saves = Saves()
     assert journaled(saves.unwritable(Unwritable("/l is gone"), 1, 5)) == ["checkpoint_failed"]
     assert journaled(saves.failed(failed("[Errno 2] No such file or directory: '/l'"), 1, 0.0)) == ["checkpoint_failed"]

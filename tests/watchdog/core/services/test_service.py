@@ -1,4 +1,4 @@
-"""One service, through its incarnations: when it is started again, what its death is called, and when it is over."""
+"""One service across its incarnations: its restarts, the name of its end, and when it is over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ended(exit: Exit, seen: Heartbeat | None = None) -> Ended:
     return Ended(CHECKPOINT, 1, exit, seen)
 
 
-def test_one_that_fails_is_due_after_its_delay_and_not_before() -> None:
+def test_a_failing_service_restarts_after_its_delay_and_not_before() -> None:
     service = starting()
     assert not service.is_due(1e9)
     service.ended(FAILED, True, 100.0)
@@ -57,13 +57,13 @@ def test_one_that_fails_is_due_after_its_delay_and_not_before() -> None:
     assert (service.state, service.state.word, service.pid) == (ServiceState.WAITING, "waiting", 0)
 
 
-def test_one_that_the_system_would_not_start_is_tried_again_a_second_later() -> None:
+def test_a_service_that_the_system_would_not_start_is_retried_a_second_later() -> None:
     service = starting()
     service.not_spawned(100.0)
     assert [service.is_due(now_s) for now_s in (100.0, 100.9, 101.0)] == [False, False, True]
 
 
-def test_only_the_newest_becomes_ready_and_only_as_it_starts() -> None:
+def test_only_the_newest_incarnation_becomes_ready_and_only_while_it_starts() -> None:
     service = starting()
     service.ready(0)
     assert not service.is_up
@@ -74,7 +74,7 @@ def test_only_the_newest_becomes_ready_and_only_as_it_starts() -> None:
     assert (service.state, service.is_up, service.is_over) == (ServiceState.FINISHING, True, False)
 
 
-def test_one_that_is_not_up_cannot_be_told_to_finish() -> None:
+def test_a_service_that_is_not_up_cannot_be_asked_to_finish() -> None:
     service = starting()
     service.finish()
     assert service.state is ServiceState.STARTING
@@ -106,7 +106,7 @@ def died(service: ServiceSupervisor, exit: Exit, times: int, is_ready: bool = Fa
         (KILLED, True, Phase.IDLE, 30),
     ],
 )
-def test_deaths_as_it_starts_or_works_and_ends_of_its_own_are_counted_and_a_signal_in_idleness_is_not(
+def test_deaths_while_starting_or_working_and_exits_count_and_a_signal_while_idle_does_not(
     exit: Exit, is_ready: bool, phase: Phase, comes_back: int
 ) -> None:
     service = starting()
@@ -115,13 +115,13 @@ def test_deaths_as_it_starts_or_works_and_ends_of_its_own_are_counted_and_a_sign
     assert service.is_over is (comes_back < 30)
 
 
-def test_one_that_is_lost_says_how_often_it_failed_and_how_it_ended_last() -> None:
+def test_a_lost_service_reports_how_often_it_failed_and_its_last_end() -> None:
     service = starting()
     died(service, FAILED, 5)
     assert service.why_lost == Naming("checkpoint service", " 5 times ", " 300 s ", "exit code 1")
 
 
-def test_a_job_that_is_done_forgives_and_a_beat_with_no_job_in_it_does_not() -> None:
+def test_a_finished_job_resets_the_failures_and_a_beat_without_a_job_does_not() -> None:
     service = starting()
     died(service, FAILED, 4)
     service.beat(beat(0))
@@ -137,7 +137,7 @@ def test_a_job_that_is_done_forgives_and_a_beat_with_no_job_in_it_does_not() -> 
     assert died(service, FAILED, 4) == 4, "the first job of this incarnation"
 
 
-def test_one_that_was_told_to_finish_is_over_with_exit_code_0_and_fails_with_another() -> None:
+def test_a_service_asked_to_finish_is_over_with_exit_code_0_and_fails_with_another() -> None:
     for exit, state in ((Exit(0, None), ServiceState.ENDED), (FAILED, ServiceState.WAITING)):
         service = serving()
         service.finish()
@@ -145,13 +145,13 @@ def test_one_that_was_told_to_finish_is_over_with_exit_code_0_and_fails_with_ano
         assert service.state is state
 
 
-def test_one_that_nobody_needs_is_over_however_it_ended() -> None:
+def test_a_service_that_is_no_longer_needed_is_over_however_it_ended() -> None:
     service = serving()
     service.ended(FAILED, False, 100.0)
     assert (service.state, service.is_due(1e9)) == (ServiceState.ENDED, False)
 
 
-def test_one_that_waits_for_its_start_is_dropped_and_one_that_runs_is_not_over_for_that() -> None:
+def test_a_service_that_waits_for_its_start_is_dropped_and_a_running_one_is_not_over_by_that() -> None:
     service = starting()
     service.ended(FAILED, True, 100.0)
     service.drop()
@@ -161,7 +161,7 @@ def test_one_that_waits_for_its_start_is_dropped_and_one_that_runs_is_not_over_f
     assert service.state is ServiceState.SERVING
 
 
-def test_what_its_end_is_called() -> None:
+def test_the_end_of_a_service_has_the_right_name() -> None:
     service = serving()
     untold = Cause("exit-code", Naming("exit code 0, although"))
     assert service.cause(ended(Exit(0, None))) == untold
@@ -174,7 +174,7 @@ def test_what_its_end_is_called() -> None:
     assert service.state is ServiceState.ENDED
 
 
-def test_the_journal_has_its_pid_and_the_step_of_its_last_beat() -> None:
+def test_the_journal_has_a_services_pid_and_the_step_of_its_last_beat() -> None:
     service, cause = serving(), Cause("killed", "SIGKILL, sender unknown")
     fields = {"pid": 1001, "code": None, "signal": "SIGKILL", "cause": "killed", "evidence": "SIGKILL, sender unknown"}
 
@@ -183,7 +183,7 @@ def test_the_journal_has_its_pid_and_the_step_of_its_last_beat() -> None:
     assert service.exited(ended(KILLED, seen), cause) == an_entry("exited", **fields, step=7)
 
 
-def test_one_that_is_silent_is_looked_at_while_it_runs() -> None:
+def test_a_silent_service_is_examined_while_it_runs() -> None:
     service = starting()
     service.watch(None, "", 101.9)
     assert not service.is_quiet

@@ -1,4 +1,4 @@
-"""Deaths and news of the services of a run, played against the core alone."""
+"""Deaths and news of a run's services, through the whole core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.watchdog.world import KILLED, World, running
 
 
 @pytest.mark.parametrize("task", [CHECKPOINT, SUMMARY])
-def test_a_service_that_is_killed_while_idle_comes_back_at_once_as_often_as_it_happens(task: TaskId) -> None:
+def test_a_service_killed_while_idle_comes_back_at_once_however_often(task: TaskId) -> None:
     world = running()
     for incarnation in range(2, 30):
         world.end(task, KILLED)
@@ -27,7 +27,7 @@ def test_a_service_that_is_killed_while_idle_comes_back_at_once_as_often_as_it_h
     assert len(world.events("service_restarted")) == 28
 
 
-def test_a_service_that_never_comes_up_fails_the_run_and_says_so() -> None:
+def test_a_service_that_never_starts_fails_the_run_with_a_message() -> None:
     world = World().ready(SUMMARY)
     for _ in range(5):
         world.end(CHECKPOINT, Exit(1, None))
@@ -51,7 +51,7 @@ def test_a_checkpoint_service_may_be_killed_ten_times_while_it_starts() -> None:
     assert not world.core.is_ending
 
 
-def test_deaths_in_the_middle_of_a_save_count_until_one_is_completed() -> None:
+def test_deaths_during_a_save_count_until_one_completes() -> None:
     world = running()
     for n in range(4):
         world.alive[CHECKPOINT].beat = Heartbeat(Phase.SAVE, 1, 0, 0.0, 0.0)

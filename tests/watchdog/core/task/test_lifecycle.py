@@ -1,4 +1,4 @@
-"""The trainer's table: what a life is like, what holds on every way, and that any other pair raises with the story."""
+"""The trainer's lifecycle table: every path ends, and any unlisted pair raises with the story."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def after(*events: LifecycleEvent) -> tuple[TaskState, tuple[LifecycleAction, ..
         ((E.READY, E.STALLS, E.MOVES), TaskState.RUNNING, (A.REPORT_PROGRESS,)),
     ],
 )
-def test_a_trainer_s_life_goes_as_told(
+def test_a_trainers_life_follows_the_table(
     events: tuple[LifecycleEvent, ...], state: TaskState, actions: tuple[LifecycleAction, ...]
 ) -> None:
     assert after(*events) == (state, actions)
 
 
 @pytest.mark.parametrize("state", TaskState)
-def test_from_every_state_a_kill_leads_to_an_end(state: TaskState) -> None:
+def test_a_kill_leads_from_every_state_to_an_end(state: TaskState) -> None:
     life = Lifecycle()
     life.state = state
     actions = life.handle(E.KILL_ASKED)
@@ -73,7 +73,7 @@ def test_from_every_state_a_kill_leads_to_an_end(state: TaskState) -> None:
     assert state in TERMINAL or A.END_RUN in actions
 
 
-def test_the_run_ends_with_every_row_into_a_terminal_state_and_with_no_row_within_one() -> None:
+def test_the_end_of_the_run_leads_every_row_into_a_terminal_state_and_the_rows_within_none() -> None:
     into = [edge for (state, _), edge in TRANSITIONS.items() if edge.to in TERMINAL and state not in TERMINAL]
     within = [edge for (state, _), edge in TRANSITIONS.items() if state in TERMINAL]
 
@@ -91,7 +91,7 @@ def test_every_unlisted_pair_raises_and_changes_nothing(state: TaskState, event:
     assert life.state is state
 
 
-def test_a_start_goes_through_its_phases() -> None:
+def test_a_start_passes_through_its_phases() -> None:
     life = Lifecycle()
     for event in (
         LifecycleEvent.IMPORTS,
@@ -107,7 +107,7 @@ def test_a_start_goes_through_its_phases() -> None:
     assert life.story[:3] == ("PENDING", "IMPORTS > IMPORTING", "HELLO > CONNECTED")
 
 
-def test_the_error_of_a_missing_row_tells_how_it_came_there() -> None:
+def test_a_missing_rows_error_tells_how_it_got_there() -> None:
     life = Lifecycle()
     life.handle(LifecycleEvent.HELLO)
     life.handle(LifecycleEvent.CRASHED, "SIGSEGV at step 840")
@@ -116,7 +116,7 @@ def test_the_error_of_a_missing_row_tells_how_it_came_there() -> None:
         life.handle(LifecycleEvent.READY)
 
 
-def test_the_story_does_not_grow_without_end() -> None:
+def test_the_story_has_a_bounded_length() -> None:
     life = Lifecycle()
     for _ in range(1000):
         for event in (LifecycleEvent.RESTORES, LifecycleEvent.CRASHED, LifecycleEvent.DELAY_OVER):
@@ -126,18 +126,18 @@ def test_the_story_does_not_grow_without_end() -> None:
     assert life.story[-1] == "DELAY_OVER > PENDING"
 
 
-def test_a_state_is_shown_by_its_name_and_a_stall_as_what_it_is() -> None:
+def test_a_state_is_shown_by_its_name_and_a_stall_as_a_stall() -> None:
     assert {state.word for state in TaskState if state.word != state.name.lower()} == {"hung"}
     assert (TaskState.STALLED.word, TaskState.HUNG.word) == ("hung", "hung")
 
 
-def test_nothing_is_spawned_but_from_backoff() -> None:
+def test_spawning_happens_only_from_backoff() -> None:
     assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {
         TaskState.BACKOFF
     }
 
 
-def test_terminal_states_have_no_way_out_but_for_a_worker_whose_gang_breaks_when_it_is_done() -> None:
+def test_terminal_states_have_no_exit_except_for_a_finished_worker_whose_gang_breaks() -> None:
     ways_out = {(state, event) for (state, event), edge in TRANSITIONS.items() if edge.to is not state}
 
     assert {pair for pair in ways_out if pair[0] in TERMINAL} == {(TaskState.DONE, LifecycleEvent.GANG_BREAKS)}
@@ -146,7 +146,7 @@ def test_terminal_states_have_no_way_out_but_for_a_worker_whose_gang_breaks_when
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_every_death_of_a_live_trainer_is_buried(state: TaskState) -> None:
+def test_every_death_of_a_living_trainer_is_cleaned_up(state: TaskState) -> None:
     for event in (LifecycleEvent.FINISHED, LifecycleEvent.CHECKPOINTED, LifecycleEvent.CRASHED):
         assert LifecycleAction.CLEAN_UP in TRANSITIONS[state, event].do
 

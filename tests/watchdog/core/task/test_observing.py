@@ -1,4 +1,4 @@
-"""The watchdog of a program that it has not started: it records and reports, and neither ends nor restarts the program."""
+"""The watchdog of a program that it did not start records and reports, but neither ends nor restarts it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_session_that_ends_completes_the_run() -> None:
 
 
 @pytest.mark.parametrize("code", [75, 130])
-def test_a_program_that_ends_by_an_interrupt_or_having_saved_is_stopped_and_can_resume(code: int) -> None:
+def test_a_program_that_ends_by_an_interrupt_or_with_its_state_saved_is_stopped_and_can_resume(code: int) -> None:
     world = an_observer().train(7)
     world.end(TRAINER, Exit(code, None))
 
@@ -61,14 +61,14 @@ def test_a_program_that_is_killed_leaves_its_snapshot_and_an_unknown_cause_and_i
     assert any("exit status, at step 7" in text for text in world.said)
 
 
-def test_a_program_that_is_killed_before_anything_was_saved_is_not_said_to_resume() -> None:
+def test_a_program_killed_before_anything_was_saved_gets_no_promise_to_resume() -> None:
     world = an_observer()
     world.crash(UNKNOWN)
 
     assert world.last("gave_up")["why"].endswith("start it again")
 
 
-def test_what_faulthandler_wrote_is_the_cause_of_an_end_without_a_status() -> None:
+def test_faulthandlers_output_is_the_cause_of_an_end_without_a_status() -> None:
     world = an_observer().train(7)
     world.stacks = (
         "Fatal Python error: Segmentation fault\n\n"
@@ -80,7 +80,7 @@ def test_what_faulthandler_wrote_is_the_cause_of_an_end_without_a_status() -> No
     assert "step (/home/me/train.py:3)" in an_end(world)["evidence"]
 
 
-def test_an_exception_is_recorded_and_not_told_to_the_terminal_that_has_shown_it() -> None:
+def test_an_exception_is_recorded_but_not_repeated_on_the_terminal_that_has_shown_it() -> None:
     world = an_observer().train(7)
     words = LastWords("ValueError", "no such thing", "Traceback ...", 7)
     world.crash(Exit(1, None), words)
@@ -90,7 +90,7 @@ def test_an_exception_is_recorded_and_not_told_to_the_terminal_that_has_shown_it
     assert not [text for text in world.said if "ValueError" in text]
 
 
-def test_a_hang_is_reported_once_and_nothing_is_sent_to_the_program() -> None:
+def test_a_hang_is_reported_once_and_the_program_gets_no_signal() -> None:
     world = an_observer().train(7)
     world.advance(60.0)
 
@@ -101,7 +101,7 @@ def test_a_hang_is_reported_once_and_nothing_is_sent_to_the_program() -> None:
     assert not [number for task, number in world.signals if task == TRAINER]
 
 
-def test_a_program_that_had_hung_and_goes_on_is_running_again_and_may_hang_again() -> None:
+def test_a_program_that_hung_and_continues_is_running_again_and_may_hang_again() -> None:
     world = an_observer().train(7)
     world.advance(60.0)
     world.step(8)
@@ -141,7 +141,7 @@ def test_a_stop_now_kills_the_program() -> None:
     assert world.exit_code == 75
 
 
-def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
+def test_nothing_asks_the_program_to_end_for_a_restart() -> None:
     world = an_observer().train(7)
     world.handle(RecycleAsked("procsv restart", by_hand=True))
 
@@ -149,7 +149,7 @@ def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
     assert not [body for task, body in world.told if task == TRAINER]
 
 
-def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
+def test_a_lost_service_is_reported_to_the_program_and_it_goes_on() -> None:
     world = an_observer(LaunchSettings(hang_timeout_s=600.0, service_failures=2)).train(7)
     for _ in range(2):
         world.end(SUMMARY, Exit(1, None))

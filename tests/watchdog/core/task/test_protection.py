@@ -1,4 +1,4 @@
-"""Whether a program's state is saved: what is known of it when, and that it is said once where it is not."""
+"""Whether a program's state is being saved is known early, and a problem is reported once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def warned(watched: Protection, now_s: float) -> list[Action]:
     return watched.warn(TRAINER, 3, now_s)
 
 
-def test_a_program_without_a_session_for_60_seconds_is_said_to_be_unprotected_and_only_once() -> None:
+def test_a_program_without_a_session_for_60_seconds_is_reported_unprotected_once() -> None:
     watched = started(beat())
 
     assert warned(watched, 159.9) == []
@@ -50,13 +50,13 @@ def test_the_journal_has_a_tenth_of_a_second() -> None:
     assert journal == WriteEntry(an_entry("unprotected", seconds=75.3), TRAINER, 3)
 
 
-def test_the_time_runs_from_the_first_attempt_of_the_launch() -> None:
+def test_the_time_counts_from_the_launchs_first_attempt() -> None:
     watched = started()
     watched.start_attempt(150.0)
     assert warned(watched, 160.0)
 
 
-def test_nothing_is_said_before_there_was_an_attempt() -> None:
+def test_nothing_is_reported_before_there_was_an_attempt() -> None:
     assert warned(Protection(LaunchSettings()), 1e6) == []
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_said_before_there_was_an_attempt() -> None:
         (beat(spacing=Spacing.OFF), True),
     ],
 )
-def test_a_session_is_known_by_its_phase_its_step_or_its_snapshots_and_is_never_forgotten(
+def test_a_session_is_recognized_by_its_phase_steps_or_snapshots_and_never_forgotten(
     seen: Heartbeat, has_session: bool
 ) -> None:
     watched = started(seen, beat())
@@ -94,14 +94,14 @@ def test_a_session_is_known_by_its_phase_its_step_or_its_snapshots_and_is_never_
         ([beat(Phase.STEP, 7), beat(Phase.STEP, 8, Spacing.TOLD)], True, True),
     ],
 )
-def test_a_program_is_protected_once_it_takes_snapshots_and_is_not_where_it_trains_without(
+def test_a_program_is_protected_once_it_takes_snapshots_and_is_not_if_it_trains_without(
     beats: list[Heartbeat], while_it_runs: bool | None, after_its_end: bool
 ) -> None:
     assert started(*beats).is_protected(is_over=False) is while_it_runs
     assert started(*beats).is_protected(is_over=True) is after_its_end
 
 
-def test_a_program_that_was_said_to_be_unprotected_is_not_until_it_takes_snapshots_which_is_said_once() -> None:
+def test_a_program_reported_unprotected_is_protected_once_it_takes_snapshots_and_that_is_reported_once() -> None:
     watched = started()
     warned(watched, 160.0)
     assert watched.is_protected(is_over=False) is False
@@ -113,18 +113,18 @@ def test_a_program_that_was_said_to_be_unprotected_is_not_until_it_takes_snapsho
     assert watched.see(beat(Phase.STEP, 8, Spacing.TOLD)) is None
 
 
-def test_a_program_whose_state_is_saved_in_time_needs_no_word() -> None:
+def test_a_program_whose_state_is_saved_in_time_gets_no_message() -> None:
     assert started().see(beat(Phase.STEP, 7, Spacing.TOLD)) is None
 
 
-def test_a_server_whose_variables_another_process_saves_is_neither_warned_of_nor_called_unprotected() -> None:
+def test_a_server_whose_variables_another_process_saves_gets_no_warning_and_is_not_unprotected() -> None:
     watched = started(beat(Phase.SERVE))
     assert not warned(watched, 160.0)
     assert watched.is_protected(is_over=False) is None
     assert watched.is_protected(is_over=True) is None
 
 
-def test_a_start_that_restores_nothing_of_what_was_saved_is_said_once_and_is_not_protected() -> None:
+def test_a_start_that_restores_nothing_of_what_was_saved_is_reported_once_and_is_not_protected() -> None:
     watched = started(beat(Phase.COMPILE, spacing=Spacing.OFF))
     assert watched.see_first_step(TRAINER, 1, SaveHabit("save", None), NO_STEP) == []
     assert watched.is_protected(False) is None, "it had nothing to restore, and did not look for anything"

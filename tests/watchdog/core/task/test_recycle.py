@@ -1,4 +1,4 @@
-"""Planned restarts, suspect states and spawns that the system refuses, played against the core."""
+"""Planned restarts, suspect states and refused spawns, through the whole core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def by_hand(world: World) -> None:
     world.handle(RecycleAsked("procsv restart", by_hand=True))
 
 
-def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> None:
+def test_a_manual_restart_saves_ends_and_starts_again_at_once_for_free() -> None:
     world = running()
     by_hand(world)
     assert world.core.state_label == "recycling"
@@ -42,7 +42,7 @@ def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> Non
     assert world.core.chief.history.no_progress_count == 0
 
 
-def test_a_program_that_has_returned_as_it_was_asked_to_is_stopped() -> None:
+def test_a_program_that_returned_on_request_is_stopped() -> None:
     world = running()
     by_hand(world)
     world.alive[TRAINER].beat = Heartbeat(Phase.IDLE, 840, 0, world.now_s, 0.0, returned=75)
@@ -51,7 +51,7 @@ def test_a_program_that_has_returned_as_it_was_asked_to_is_stopped() -> None:
     assert world.last("exited")["cause"] == "stopped"
 
 
-def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
+def test_a_manual_restart_during_back_off_starts_at_once() -> None:
     world = running()
     for _ in range(3):
         world.crash()
@@ -66,7 +66,7 @@ def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
     assert world.core.chief.history.no_progress_count == 0
 
 
-def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_started_again() -> None:
+def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_restarted() -> None:
     world = running()
     by_hand(world)
     world.advance(17.5)
@@ -77,7 +77,7 @@ def test_a_trainer_that_does_not_end_for_its_restart_is_killed_and_started_again
     assert world.core.chief.history.no_progress_count == 0
 
 
-def test_one_that_crashes_on_its_way_out_is_weighed() -> None:
+def test_a_trainer_that_crashes_while_ending_is_judged_by_the_restart_rules() -> None:
     world = running()
     by_hand(world)
     world.crash(Exit(1, None), BOOM)
@@ -96,7 +96,7 @@ def test_a_stop_during_a_restart_ends_the_run() -> None:
     assert world.exit_code == 75
 
 
-def test_a_program_that_is_done_on_its_way_out_is_done() -> None:
+def test_a_program_that_completes_while_ending_is_complete() -> None:
     world = running()
     by_hand(world)
     world.crash(Exit(0, None))
@@ -104,7 +104,7 @@ def test_a_program_that_is_done_on_its_way_out_is_done() -> None:
     assert world.exit_code == 0
 
 
-def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_went_with_its_memory() -> None:
+def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_was_lost_with_its_memory() -> None:
     world = World().ready().train(840)
     world.durable(840)
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_went_with_its_m
     assert not world.events("state_suspected")
 
 
-def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_before() -> None:
+def test_a_state_that_was_resumed_and_crashed_twice_is_left_for_the_one_before() -> None:
     world = running()
     world.durable(840)
     world.crash(Exit(None, signal.SIGSEGV))
@@ -144,7 +144,7 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
         (840, Naming("no step redone; ", "before step 840, ")),
     ],
 )
-def test_what_became_of_a_suspected_state_is_said_with_the_step_that_was_really_resumed_from(
+def test_the_fate_of_a_suspect_state_is_reported_with_the_step_that_was_really_resumed(
     restored: int, told: Naming
 ) -> None:
     world = running()
@@ -165,7 +165,7 @@ def test_what_became_of_a_suspected_state_is_said_with_the_step_that_was_really_
     assert "went back" not in world.said[-1]
 
 
-def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_nobody() -> None:
+def test_row_34_a_spawn_refused_by_the_system_is_retried_and_charged_to_nobody() -> None:
     world = running(refuses_spawns=True)
     world.crash()
     charged = world.core.chief.history.no_progress_count
@@ -179,7 +179,7 @@ def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_no
     assert world.alive[TRAINER].incarnation == 2
 
 
-def test_row_34_a_service_that_the_system_refuses_to_start_is_tried_for_ever() -> None:
+def test_row_34_a_service_that_the_system_refuses_to_start_is_retried_forever() -> None:
     world = running()
     world.end(CHECKPOINT, KILLED)
     service = world.core.services[CHECKPOINT]

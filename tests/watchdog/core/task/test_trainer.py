@@ -1,4 +1,4 @@
-"""One trainer, told what happens at a time: what is known of it, what its end is called, and what is said of it."""
+"""One trainer and its events: what is known about it, the cause of its end, and what is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def durable(step: int, *all_paths: str) -> Durable:
 
 
 # -- what is known of it ---------------------------------------------------------------------------------------
-def test_its_heartbeat_leads_it_through_its_phases_and_each_new_state_is_written_down() -> None:
+def test_the_heartbeat_leads_a_trainer_through_its_phases_and_each_new_state_is_recorded() -> None:
     played = Played(trains=False)
     for phase, state in (
         (Phase.IMPORT, TaskState.IMPORTING),
@@ -52,7 +52,7 @@ def test_its_heartbeat_leads_it_through_its_phases_and_each_new_state_is_written
     assert played.core.chief.life.state is TaskState.RUNNING
 
 
-def test_step_0_is_a_step_and_no_step_hides_none() -> None:
+def test_step_0_is_a_step_and_no_step_hides_another() -> None:
     played = Played(trains=False)
     chief = played.core.chief
     for step, known in ((NO_STEP, NO_STEP), (0, 0), (5, 5), (NO_STEP, 5)):
@@ -60,7 +60,7 @@ def test_step_0_is_a_step_and_no_step_hides_none() -> None:
         assert chief.step == known
 
 
-def test_what_the_first_beat_with_snapshots_says_is_told_after_a_warning() -> None:
+def test_the_first_beat_with_snapshots_is_reported_after_a_warning() -> None:
     played = Played(trains=False)
     assert [is_bad for _, is_bad in said(played.tick(160.0))] == [True]
     saved = Heartbeat(Phase.STEP, 1, 1, 160.0, 0.0, Snapshots(Spacing.TOLD))
@@ -69,7 +69,7 @@ def test_what_the_first_beat_with_snapshots_says_is_told_after_a_warning() -> No
 
 
 @pytest.mark.parametrize(("told_total", "total"), [(-1, 100), (0, 0), (500, 500)])
-def test_the_end_of_training_is_the_programs_where_it_tells_one(told_total: int, total: int) -> None:
+def test_the_end_of_training_is_the_programs_own_number_if_it_gives_one(told_total: int, total: int) -> None:
     played = Played(trains=False, launch=LaunchSettings(steps_total=100))
     played.hear(Hello(1))
     played.hear(first_step(steps_total=told_total))
@@ -81,7 +81,7 @@ def test_without_a_number_of_steps_the_end_of_training_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(("source", "durable_step"), [("checkpoint", 40), ("memory", 30), ("fresh", 30)])
-def test_only_what_was_restored_from_a_checkpoint_is_on_disk(source: Any, durable_step: int) -> None:
+def test_only_a_state_restored_from_a_checkpoint_is_on_disk(source: Any, durable_step: int) -> None:
     played = Played(trains=False, saved_step=30)
     played.hear(Hello(1))
     played.hear(FirstStepDone(40, source, "x", 41, 100.0))
@@ -89,14 +89,14 @@ def test_only_what_was_restored_from_a_checkpoint_is_on_disk(source: Any, durabl
     assert played.core.chief.step == 41
 
 
-def test_a_first_step_that_is_told_late_does_not_lead_back() -> None:
+def test_a_late_report_of_the_first_step_does_not_go_backwards() -> None:
     played = Played(trains=False)
     played.tell(Ticked({TRAINER: beat(Phase.STEP, 9)}))
     played.hear(first_step(step=1))
     assert played.core.chief.step == 9
 
 
-def test_of_steps_that_begin_anew_the_newest_snapshot_counts_until_something_later_is_on_disk() -> None:
+def test_when_steps_start_over_the_newest_snapshot_counts_until_something_later_is_on_disk() -> None:
     played = Played(trains=False)
     played.hear(Hello(1))
     played.hear(first_step())
@@ -122,7 +122,7 @@ def test_of_steps_that_begin_anew_the_newest_snapshot_counts_until_something_lat
     assert trains(52, 49) == (50, 2)
 
 
-def test_of_steps_that_begin_anew_what_is_on_disk_counts_where_nothing_is_in_memory_and_is_restored_then() -> None:
+def test_when_steps_start_over_the_step_on_disk_counts_if_nothing_is_in_memory_and_it_is_restored() -> None:
     played = Played(trains=False)
     played.hear(Hello(1))
     played.hear(first_step())
@@ -140,7 +140,7 @@ def test_of_steps_that_begin_anew_what_is_on_disk_counts_where_nothing_is_in_mem
     assert progress.resume_step == 286
 
 
-def test_training_is_told_and_journaled_once_for_each_incarnation() -> None:
+def test_training_is_reported_and_journaled_once_for_each_attempt() -> None:
     played = Played(trains=False)
     out = played.hear(first_step())
     assert said(out) == [(Naming(" step 1, 0.0 s "), False)]
@@ -149,7 +149,7 @@ def test_training_is_told_and_journaled_once_for_each_incarnation() -> None:
     assert played.hear(first_step()) == []
 
 
-def test_training_of_an_observed_program_and_of_another_task_is_not_told() -> None:
+def test_training_of_an_observed_program_or_another_task_is_not_reported() -> None:
     assert said(Played(trains=False, observes=True).hear(first_step())) == []
     played = Played(trains=False, tasks=(TRAINER, WORKER))
     assert said(played.tell(Said(WORKER, 1, first_step()))) == []
@@ -164,14 +164,14 @@ def test_training_of_an_observed_program_and_of_another_task_is_not_told() -> No
         (durable(51, "/l/m-51", "/l/m-50"), 51),
     ],
 )
-def test_the_step_on_disk_is_the_newest_unless_the_last_one_was_made_anew(news: Durable, durable_step: int) -> None:
+def test_the_step_on_disk_is_the_newest_unless_the_last_one_was_repeated(news: Durable, durable_step: int) -> None:
     played = Played(saved_step=50)
     played.core.chief.progress.durable_step = 50
     played.tell(Said(CHECKPOINT, 1, news))
     assert played.core.chief.durable_step == durable_step
 
 
-def test_our_own_signal_is_no_notice_of_a_preemption_and_anothers_is_one() -> None:
+def test_our_own_signal_is_no_preemption_notice_and_anothers_is_one() -> None:
     note = Note(PreemptNotice(grace=30.0, source="SIGTERM"))
     played = Played()
     assert len(journaled(played.hear(note), "preempt_notice")) == 1
@@ -179,7 +179,7 @@ def test_our_own_signal_is_no_notice_of_a_preemption_and_anothers_is_one() -> No
     assert journaled(played.hear(note), "preempt_notice") == []
 
 
-def test_a_program_has_no_session_as_long_as_it_imports() -> None:
+def test_a_program_has_no_session_while_it_imports() -> None:
     played = Played(trains=False)
     chief = played.core.chief
     assert chief.is_before_session
@@ -217,14 +217,14 @@ def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
         (True, True, "ValueError: boom, at step 7"),
     ],
 )
-def test_an_error_that_the_terminal_has_shown_is_not_told_twice(is_shown: bool, detach: bool, ending: str) -> None:
+def test_an_error_that_the_terminal_has_shown_is_not_repeated(is_shown: bool, detach: bool, ending: str) -> None:
     words = LastWords("ValueError", "boom", "Traceback …", 7, is_shown=is_shown)
     out = Played(launch=LaunchSettings(detach=detach)).end(TRAINER, Exit(1, None), words=words)
     assert (Naming(f"trainer 1 (pid 1002) ended with {ending}"), True) in said(out)
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_the_traceback_follows_giving_up_where_no_terminal_has_shown_it(detach: bool) -> None:
+def test_the_traceback_follows_giving_up_if_no_terminal_has_shown_it(detach: bool) -> None:
     out = Played(launch=LaunchSettings(detach=detach, same_failures=1)).end(TRAINER, Exit(1, None), words=BOOM)
     (last,) = [action for action in out if isinstance(action, Say) and action.text.startswith("gave up")]
     assert (last.traceback, last.is_bad) == (BOOM.traceback if detach else "", True)
@@ -245,7 +245,7 @@ def test_the_traceback_follows_giving_up_where_no_terminal_has_shown_it(detach: 
         (True, True, DONE, True, "stopped"),
     ],
 )
-def test_an_interrupt_before_the_first_session_is_the_stop_that_was_asked_for(
+def test_an_interrupt_before_the_first_session_is_the_requested_stop(
     trains: bool, is_stopped: bool, exit: Exit, observes: bool, cause: str
 ) -> None:
     played = Played(trains=trains, observes=observes)
@@ -255,7 +255,7 @@ def test_an_interrupt_before_the_first_session_is_the_stop_that_was_asked_for(
     assert exited["cause"] == cause
 
 
-def test_the_end_of_an_observed_session_is_told_as_that() -> None:
+def test_the_end_of_an_observed_session_is_reported_as_that() -> None:
     (exited,) = journaled(Played(observes=True).end(TRAINER, DONE), "exited")
     assert (exited["cause"], exited["evidence"]) == ("completed", Naming("its session"))
     (exited,) = journaled(Played().end(TRAINER, DONE), "exited")
@@ -263,7 +263,7 @@ def test_the_end_of_an_observed_session_is_told_as_that() -> None:
 
 
 @pytest.mark.parametrize(("exit", "is_reported"), [(SAVED, False), (DONE, False), (KILLED, True)])
-def test_an_end_on_purpose_is_no_crash(exit: Exit, is_reported: bool) -> None:
+def test_a_deliberate_end_is_not_a_crash(exit: Exit, is_reported: bool) -> None:
     played = Played()
     out = played.end(TRAINER, exit)
     assert any(isinstance(action, Report) for action in out) is is_reported
@@ -271,11 +271,11 @@ def test_an_end_on_purpose_is_no_crash(exit: Exit, is_reported: bool) -> None:
     assert played.core.chief.pid == 0
 
 
-def test_the_death_of_an_older_incarnation_changes_nothing() -> None:
+def test_the_death_of_an_older_attempt_changes_nothing() -> None:
     assert Played().tell(Ended(TRAINER, 0, KILLED)) == []
 
 
-def test_lost_steps_are_those_after_what_is_left_and_never_negative() -> None:
+def test_lost_steps_are_those_beyond_what_is_left_and_never_negative() -> None:
     for memory_step, lost in ((NO_STEP, 7), (0, 7), (5, 2), (9, 0)):
         out = Played().end(TRAINER, KILLED, memory_step=memory_step)
         assert [action.lost_steps for action in out if isinstance(action, Report)] == [lost]
@@ -288,7 +288,7 @@ def test_a_chief_whose_variables_are_on_servers_loses_nothing_with_its_process()
 
 
 @pytest.mark.parametrize(("ended_s", "seconds"), [(112.3456, 12.346), (100.0, 0.0), (99.0, 0.0)])
-def test_a_recovery_is_journaled_with_its_seconds_to_the_millisecond(ended_s: float, seconds: float) -> None:
+def test_a_recovery_is_journaled_with_its_time_to_the_millisecond(ended_s: float, seconds: float) -> None:
     played = Played(trains=False)
     played.hear(Hello(1))
     out = played.hear(FirstStepDone(840, "checkpoint", "model.ckpt-840", 841, ended_s), at_s=113.0)
@@ -297,7 +297,7 @@ def test_a_recovery_is_journaled_with_its_seconds_to_the_millisecond(ended_s: fl
     assert journaled(out, "recovered") == [told]
 
 
-def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> None:
+def test_a_program_that_saves_each_step_loses_the_time_since_its_last_save() -> None:
     played = Played(trains=False)
     played.hear(Hello(1))
     first = FirstStepDone(0, "fresh", "", 1, 110.0, habit=SaveHabit("save", True))
@@ -320,7 +320,7 @@ def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> 
     assert (Naming(" save 3 after 19 s, 11 s redone"), False) in said(played.hear(again, at_s=160.0))
 
 
-def test_a_program_that_restores_nothing_is_not_said_to_resume_and_loses_all_of_its_steps() -> None:
+def test_a_program_that_restores_nothing_gets_no_promise_to_resume_and_loses_all_steps() -> None:
     played = Played(trains=False, saved_step=3)
     played.hear(Hello(1))
     out = played.hear(FirstStepDone(0, "fresh", "", 1, 110.0, habit=SaveHabit("step", False)), at_s=110.0)

@@ -1,4 +1,4 @@
-"""What follows from a trainer's end, its freezes and its hangs: each to the tenth of a second."""
+"""The consequences of a trainer's ends, freezes and hangs, to a tenth of a second."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spawns(actions: list[Action]) -> list[int]:
 
 
 # -- restarts --------------------------------------------------------------------------------------------------
-def test_it_is_started_again_when_its_delay_is_over_and_its_tree_is_gone() -> None:
+def test_a_trainer_restarts_when_its_delay_is_over_and_its_tree_is_gone() -> None:
     played = Played()
     assert ClearTree(TRAINER, 1) in played.end(TRAINER, SAVED)
     assert spawns(played.tick(105.0)) == []
@@ -49,7 +49,7 @@ def test_it_is_started_again_when_its_delay_is_over_and_its_tree_is_gone() -> No
     assert (played.core.chief.restarts, played.core.chief.incarnation) == (1, 2)
 
 
-def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
+def test_a_start_refused_by_the_system_is_bad_news_and_not_a_restart() -> None:
     played = Played()
     played.end(TRAINER, SAVED)
     played.tell(TreeGone(TRAINER, 1))
@@ -64,13 +64,13 @@ def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
     assert played.core.chief.restarts == 1
 
 
-def test_the_first_start_that_the_system_refuses_is_tried_again() -> None:
+def test_a_refused_first_start_is_retried() -> None:
     played = Played(trains=False)
     played.tell(NotStarted(TRAINER, 1, "EAGAIN"))
     assert spawns(played.tick(101.2)) == [1]
 
 
-def test_a_return_between_two_failures_neither_counts_nor_forgives() -> None:
+def test_a_return_between_two_failures_neither_counts_nor_resets() -> None:
     played = Played(launch=LaunchSettings(repeated_failures=2))
     for incarnation, exit in enumerate((Exit(3, None), SAVED, Exit(3, None)), 1):
         out = played.tell(Ended(TRAINER, incarnation, exit))
@@ -80,7 +80,7 @@ def test_a_return_between_two_failures_neither_counts_nor_forgives() -> None:
         played.tell(Started(TRAINER, incarnation + 1, 2000))
 
 
-def test_what_a_trainer_left_is_settled_once_and_by_its_own_answer() -> None:
+def test_a_trainers_leftover_state_is_settled_once_and_by_its_own_answer() -> None:
     played = Played()
     played.end(TRAINER, KILLED)
     played.answer(TrainerExited(7, False), "gone")
@@ -91,7 +91,7 @@ def test_what_a_trainer_left_is_settled_once_and_by_its_own_answer() -> None:
         assert played.core.chief.unsaved == "disk full"
 
 
-def test_a_failure_whose_state_turned_out_to_be_progress_is_followed_by_a_start_at_once() -> None:
+def test_a_failure_whose_state_turned_out_to_be_progress_restarts_at_once() -> None:
     played = Played(launch=LaunchSettings(max_failures=1))
     assert not journaled(played.end(TRAINER, KILLED), "gave_up")
     played.tell(Said(CHECKPOINT, 1, Durable(8, 8, 1, "/l/m-8", "crash", 10, 0.1, ("/l/m-8",))))
@@ -99,14 +99,14 @@ def test_a_failure_whose_state_turned_out_to_be_progress_is_followed_by_a_start_
     assert restarting["delay"] == 0.0
 
 
-def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
+def test_going_back_to_an_older_state_is_bad_news_and_not_a_clean_end() -> None:
     played = Played(launch=LaunchSettings(suspect_crashes=1))
     out = played.end(TRAINER, Exit(None, signal.SIGSEGV))
     assert (Naming("from step 0: "), True) in said(out)
     assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
 
 
-def test_a_death_is_told_at_no_earlier_step_than_the_snapshot_that_the_attempt_has_left() -> None:
+def test_a_death_is_reported_at_no_earlier_step_than_the_snapshot_it_left() -> None:
     out = Played().end(TRAINER, KILLED, memory_step=16, taken_step=16)  # its heartbeat says 7
     (exited,), (restarting,) = journaled(out, "exited"), journaled(out, "restarting")
     assert (exited["step"], restarting["lost_steps"]) == (16, 0)
@@ -118,14 +118,14 @@ def test_a_death_is_told_at_no_earlier_step_than_the_snapshot_that_the_attempt_h
     assert journaled(out, "exited")[0]["step"] == 7
 
 
-def test_a_heartbeat_before_there_is_a_process_is_nobodys() -> None:
+def test_a_heartbeat_before_there_is_a_process_belongs_to_nobody() -> None:
     core = Core(Settings(), 1, Random(0), 100.0)
     core.start(100.0)
     assert core.handle(Ticked({TRAINER: beat(Phase.STEP, 7)}), 100.0) == []
     assert not core.chief.is_before_session
 
 
-def test_a_tree_that_stays_for_30_seconds_is_called_unkillable_once() -> None:
+def test_a_tree_that_stays_for_30_seconds_is_reported_unkillable_once() -> None:
     played = Played()
     played.end(TRAINER, KILLED)
     assert played.core.chief.next_due_s() == 130.0
@@ -134,7 +134,7 @@ def test_a_tree_that_stays_for_30_seconds_is_called_unkillable_once() -> None:
     assert said(played.tick(200.0)) == []
 
 
-def test_a_restart_by_hand_asks_saves_and_kills_after_its_share_of_the_grace() -> None:
+def test_a_manual_restart_asks_for_a_save_and_kills_after_its_share_of_the_grace_period() -> None:
     played = Played()
     out = played.tell(RecycleAsked("procsv restart", by_hand=True))
     assert Tell(TRAINER, StopTraining(17.0, "manual", ends_run=False)) in out
@@ -146,7 +146,7 @@ def test_a_restart_by_hand_asks_saves_and_kills_after_its_share_of_the_grace() -
     assert killed(played.tick(118.0)) == []
 
 
-def test_a_restart_by_hand_cuts_a_delay_short_and_makes_none() -> None:
+def test_a_manual_restart_cuts_a_delay_short_and_causes_none() -> None:
     played = Played()
     played.end(TRAINER, KILLED)
     played.tell(RecycleAsked("procsv restart", by_hand=True), at_s=100.1)
@@ -156,7 +156,7 @@ def test_a_restart_by_hand_cuts_a_delay_short_and_makes_none() -> None:
     assert played.core.chief.restart_s is None
 
 
-def test_a_restart_for_its_memory_forgives_nothing() -> None:
+def test_a_restart_for_its_memory_resets_nothing() -> None:
     for by_hand, count in ((False, 1), (True, 0)):
         played = Played()
         played.end(TRAINER, KILLED)
@@ -165,14 +165,14 @@ def test_a_restart_for_its_memory_forgives_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_one_that_fails_on_its_way_out_has_failed(is_asked: bool) -> None:
+def test_a_trainer_that_fails_while_ending_has_failed(is_asked: bool) -> None:
     played = Played(launch=LaunchSettings(repeated_failures=1))
     if is_asked:
         played.tell(RecycleAsked("procsv restart", by_hand=True))
     assert journaled(played.end(TRAINER, Exit(3, None)), "gave_up")
 
 
-def test_one_that_is_killed_on_its_way_out_has_not_failed() -> None:
+def test_a_trainer_that_is_killed_while_ending_has_not_failed() -> None:
     played = Played(launch=LaunchSettings(repeated_failures=1, max_failures=1))
     played.tell(RecycleAsked("procsv restart", by_hand=True))
     played.tick(117.0)
@@ -180,7 +180,7 @@ def test_one_that_is_killed_on_its_way_out_has_not_failed() -> None:
     assert (restarting["delay"], restarting["why"]) == (0.0, "procsv restart")
 
 
-def test_a_preemption_kills_after_its_own_grace_and_the_next_trainer_has_the_runs() -> None:
+def test_a_preemption_kills_after_its_own_grace_period_and_the_next_trainer_has_the_runs() -> None:
     played = Played()
     out = played.tell(PreemptAsked(5.0, "the plan"))
     assert said(out) == [("the plan: preempting the program, 5.0 s of grace", False)]
@@ -193,7 +193,7 @@ def test_a_preemption_kills_after_its_own_grace_and_the_next_trainer_has_the_run
     assert played.core.chief.stopping.stop_s == 17.0
 
 
-def test_a_preemption_of_what_does_not_run_or_ends_already_is_nothing() -> None:
+def test_a_preemption_of_a_task_that_is_not_running_or_already_ending_does_nothing() -> None:
     played = Played()
     played.tell(RecycleAsked("procsv restart", by_hand=True))
     assert played.tell(PreemptAsked(5.0, "the plan")) == []
@@ -202,7 +202,7 @@ def test_a_preemption_of_what_does_not_run_or_ends_already_is_nothing() -> None:
     assert played.tell(PreemptAsked(5.0, "the plan")) == []
 
 
-def test_an_observed_program_that_does_not_stop_is_told_of_once_and_left_alone() -> None:
+def test_an_observed_program_that_does_not_stop_is_reported_once_and_left_alone() -> None:
     played = Played(observes=True)
     assert not [action for action in played.stop() if isinstance(action, Signal) and action.task == TRAINER]
     assert said(played.tick(116.9)) == []
@@ -212,13 +212,13 @@ def test_an_observed_program_that_does_not_stop_is_told_of_once_and_left_alone()
 
 
 @pytest.mark.parametrize(("memory_step", "resumes"), [(NO_STEP, False), (0, True), (5, True)])
-def test_an_observed_program_that_dies_is_said_to_resume_from_any_step(memory_step: int, resumes: bool) -> None:
+def test_an_observed_program_that_dies_can_resume_from_any_step(memory_step: int, resumes: bool) -> None:
     out = Played(observes=True).end(TRAINER, KILLED, memory_step=memory_step)
     assert journaled(out, "gave_up")[0]["why"].endswith("it resumes") is resumes
     assert not [text for text, _ in said(out) if text.startswith("gave up")]
 
 
-def test_only_what_is_killed_by_us_is_told_as_that() -> None:
+def test_only_what_we_kill_is_reported_as_our_kill() -> None:
     played = Played()
     played.stop()
     (exited,) = journaled(played.end(TRAINER, KILLED), "exited")
@@ -231,7 +231,7 @@ def freeze(played: Played, is_frozen: bool, at_s: float) -> list[Action]:
     return played.tell(Ticked({TRAINER: beat(Phase.STEP, 7)}, stopped=stopped), at_s=at_s)
 
 
-def test_time_in_which_it_is_frozen_is_told_when_it_goes_on() -> None:
+def test_frozen_time_is_reported_when_the_trainer_continues() -> None:
     played = Played()
     for at_s in (101.0, 102.0, 103.0):
         assert freeze(played, True, at_s) == []
@@ -241,7 +241,7 @@ def test_time_in_which_it_is_frozen_is_told_when_it_goes_on() -> None:
     assert freeze(played, False, 105.0) == []
 
 
-def test_one_that_is_frozen_and_dies_or_is_ended_did_not_go_on() -> None:
+def test_a_frozen_trainer_that_dies_or_is_ended_did_not_continue() -> None:
     for event in (Ended(TRAINER, 1, KILLED), StopAsked("SIGTERM", now=False)):
         played = Played()
         freeze(played, True, 101.0)
@@ -249,7 +249,7 @@ def test_one_that_is_frozen_and_dies_or_is_ended_did_not_go_on() -> None:
         assert journaled(freeze(played, False, 102.0), "frozen") == []
 
 
-def test_one_that_is_frozen_before_it_trains_is_not_said_to_have_been() -> None:
+def test_a_trainer_frozen_before_it_trains_is_not_reported_as_frozen() -> None:
     played = Played(trains=False)
     stopped = Ticked({TRAINER: beat(Phase.COMPILE)}, stopped=frozenset({TRAINER}))
     played.tell(stopped)
@@ -266,7 +266,7 @@ def hang(played: Played) -> float:
     return at_s
 
 
-def test_a_trainer_that_hangs_is_killed_15_seconds_after_its_stacks_were_asked_for() -> None:
+def test_a_hung_trainer_is_killed_15_seconds_after_the_request_for_its_stacks() -> None:
     played = Played(launch=LaunchSettings(hang_timeout_s=20.0))
     found_s = hang(played)
     assert 120.0 <= found_s <= 123.0
@@ -277,13 +277,13 @@ def test_a_trainer_that_hangs_is_killed_15_seconds_after_its_stacks_were_asked_f
     assert killed(played.tick(found_s + 15.0)) == [TRAINER]
 
 
-def test_a_stop_of_a_trainer_that_hangs_kills_it() -> None:
+def test_a_stop_kills_a_hung_trainer() -> None:
     played = Played(launch=LaunchSettings(hang_timeout_s=20.0))
     hang(played)
     assert KillTree(TRAINER, 1) in played.stop()
 
 
-def test_one_whose_heartbeat_has_stopped_is_suspect_as_long_as_it_lives() -> None:
+def test_a_trainer_whose_heartbeat_has_stopped_is_suspect_while_it_lives() -> None:
     played = Played()
     assert not played.core.chief.is_suspect(105.0)
     assert played.core.chief.is_suspect(200.0)
@@ -292,7 +292,7 @@ def test_one_whose_heartbeat_has_stopped_is_suspect_as_long_as_it_lives() -> Non
 
 
 # -- a program without a session -------------------------------------------------------------------------------
-def test_only_a_program_of_ours_that_nobody_has_asked_to_stop_is_said_to_have_no_session() -> None:
+def test_only_our_own_program_that_nobody_asked_to_stop_is_reported_to_have_no_session() -> None:
     launch = LaunchSettings(grace_s=1000.0)
     assert said(Played(trains=False, launch=launch).tick(160.0))
     assert not said(Played(trains=False, launch=launch, observes=True).tick(160.0))
@@ -304,7 +304,7 @@ def test_only_a_program_of_ours_that_nobody_has_asked_to_stop_is_said_to_have_no
     assert not said(played.tick(160.0))
 
 
-def test_the_processes_of_a_program_without_a_session_are_looked_at_as_long_as_it_runs() -> None:
+def test_the_processes_of_a_program_without_a_session_are_examined_while_it_runs() -> None:
     played = Played(trains=False)
     assert played.core.chief.wants_activity(400.0)
     assert not Played().core.chief.wants_activity(400.0)

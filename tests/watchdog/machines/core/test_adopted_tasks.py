@@ -1,4 +1,4 @@
-"""Tasks that have outlived their coordinator go on with the next one as they are, or, where they could not, begin anew with all."""
+"""Tasks that outlive their coordinator continue unchanged with the next one, or all restart if they cannot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_come() -> dict[TaskId, Newcomer]:
     return {task: newcomer(task, address, pid) for pid, (task, address) in enumerate(places.items(), 7)}
 
 
-def test_all_that_runs_goes_on_at_the_addresses_where_the_others_know_it() -> None:
+def test_everything_that_runs_continues_at_the_addresses_that_the_others_know() -> None:
     survivors = adopt(tuple(all_come().values()), SETTINGS)
 
     assert survivors.cluster == CLUSTER
@@ -46,7 +46,7 @@ def test_all_that_runs_goes_on_at_the_addresses_where_the_others_know_it() -> No
 
 
 @pytest.mark.parametrize("is_new_launch", [False, True])
-def test_a_worker_that_has_ended_meanwhile_is_none_that_goes_on_and_keeps_nobody_from_it(is_new_launch: bool) -> None:
+def test_a_worker_that_has_ended_meanwhile_does_not_continue_and_blocks_nobody(is_new_launch: bool) -> None:
     come = all_come()
     ended = msgspec.structs.replace(come[WORKER], running=None)
     come[WORKER] = Newcomer(WORKER, "n2", "n2:1") if is_new_launch else ended
@@ -64,7 +64,7 @@ def test_a_worker_that_has_ended_meanwhile_is_none_that_goes_on_and_keeps_nobody
         (WORKER, {"running": Running(1, 7, is_ready=True, in_step=True)}, "worker.0 trains in step"),
     ],
 )
-def test_where_one_could_not_go_on_with_the_others_nobody_does_and_it_is_said_why(
+def test_if_one_task_cannot_continue_with_the_others_none_does_and_the_reason_is_reported(
     task: TaskId, changes: dict[str, Any], why: str
 ) -> None:
     come = all_come()
@@ -74,7 +74,7 @@ def test_where_one_could_not_go_on_with_the_others_nobody_does_and_it_is_said_wh
         adopt(tuple(come.values()), SETTINGS)
 
 
-def test_a_gang_does_not_go_on_without_its_chief() -> None:
+def test_a_gang_does_not_continue_without_its_chief() -> None:
     settings = LaunchSettings(workers=2, restart="gang")
     with pytest.raises(NothingToAdopt, match="train in step"):
         adopt((msgspec.structs.replace(all_come()[WORKER], settings=settings),), settings)
@@ -85,7 +85,7 @@ def adopting(*, is_ready: bool = True) -> Played:
     return Played(trains=False, tasks=(CHIEF, WORKER, PS), hosts={WORKER: "n2", PS: "n2"}, adopted=adopted)
 
 
-def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -> None:
+def test_an_adopted_task_is_not_started_and_is_journaled() -> None:
     adopted = {WORKER: AdoptedTask("n2", 3, 70, is_ready=True)}
     core = Core(Settings(tasks=(CHIEF, WORKER), hosts={WORKER: "n2"}, adopted=adopted), 5, Random(0), 100.0)
 
@@ -97,7 +97,7 @@ def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -
     assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (TaskState.RUNNING, 5)
 
 
-def test_the_attempt_of_an_adopted_task_goes_on_and_the_next_one_follows_it() -> None:
+def test_an_adopted_tasks_attempt_continues_and_the_next_one_follows_it() -> None:
     played = adopting()
     worker = played.core.tasks[WORKER]
     assert worker.history.was_ready, "it has made steps: an end of it is not one before its first step"
@@ -111,7 +111,7 @@ def test_the_attempt_of_an_adopted_task_goes_on_and_the_next_one_follows_it() ->
     assert [(action.task, action.incarnation) for action in out if isinstance(action, StartAttempt)] == [(WORKER, 4)]
 
 
-def test_an_adopted_task_before_its_first_step_is_watched_as_one_that_starts() -> None:
+def test_an_adopted_task_before_its_first_step_is_watched_as_a_starting_one() -> None:
     played = adopting(is_ready=False)
     worker = played.core.tasks[WORKER]
     assert worker.state_label == "pending"

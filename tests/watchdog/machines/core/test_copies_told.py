@@ -1,4 +1,4 @@
-"""The chief is told of each of its snapshots that another machine has a copy of."""
+"""The chief learns of each of its snapshots that another machine has copied."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def told(out: list[Action]) -> list[Action]:
     return [action for action in out if isinstance(action, Tell) and isinstance(action.body, CopyKept)]
 
 
-def test_the_chief_hears_of_a_copy_and_nobody_else_does() -> None:
+def test_only_the_chief_learns_of_a_copy() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     assert told(played.tell(events.CopyKept(7))) == [Tell(CHIEF, CopyKept(7))]
 
 
-def test_a_chief_that_is_dead_is_told_nothing() -> None:
+def test_a_dead_chief_gets_no_message() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.end(CHIEF, KILLED)
     assert not told(played.tell(events.CopyKept(7)))

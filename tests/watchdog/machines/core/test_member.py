@@ -1,4 +1,6 @@
-"""A member lets its task run on while its coordinator is silent, and ends it when it is told to, or nobody comes back."""
+"""A member lets its task run while the coordinator is silent, and ends it on request or if no
+coordinator comes back.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def core() -> MemberCore:
     return MemberCore(GRACE_S, PEER_S, COORDINATOR_S, "n1", 0.0)
 
 
-def test_silence_is_said_and_so_is_its_end(core: MemberCore) -> None:
+def test_silence_is_reported_and_so_is_its_end(core: MemberCore) -> None:
     assert core.check(PEER_S - 0.1) == ()
     assert core.check(PEER_S) == (Act.SAY_ADRIFT,)
     assert core.check(PEER_S + 1.0) == (), "once"
@@ -24,7 +26,7 @@ def test_silence_is_said_and_so_is_its_end(core: MemberCore) -> None:
     assert core.state is MemberState.SERVING
 
 
-def test_a_coordinator_that_does_not_come_back_is_waited_for_so_long_and_no_longer(core: MemberCore) -> None:
+def test_a_missing_coordinator_is_waited_for_only_for_its_time(core: MemberCore) -> None:
     core.check(PEER_S)
     assert core.check(COORDINATOR_S - 0.1) == ()
 
@@ -42,20 +44,20 @@ def test_a_signal_is_the_coordinators_business_while_it_is_there(core: MemberCor
     assert core.check(1.0 + GRACE_S) == (Act.KILL,), "it has not ended the run within the grace"
 
 
-def test_a_signal_ends_the_task_of_a_member_that_is_adrift(core: MemberCore) -> None:
+def test_a_signal_ends_the_task_of_a_member_without_a_coordinator(core: MemberCore) -> None:
     core.check(PEER_S)
 
     assert core.handle(MemberEvent.STOP, PEER_S + 1.0) == (Act.ASK_TO_END,)
 
 
 @pytest.mark.parametrize("code", [exit_codes.DONE, exit_codes.RESUMABLE, exit_codes.GAVE_UP])
-def test_the_end_of_the_run_is_its_own_with_the_same_code(core: MemberCore, code: int) -> None:
+def test_the_end_of_the_run_ends_the_member_with_the_same_code(core: MemberCore, code: int) -> None:
     assert core.told_end(code, 5.0) == (Act.KILL,), "what is left of the task"
     assert core.handle(MemberEvent.TASK_GONE, 5.0) == (Act.LEAVE,)
     assert core.exit_code == code
 
 
-def test_every_event_has_a_row_in_every_state_but_the_last() -> None:
+def test_every_event_has_a_row_in_every_state_except_the_last() -> None:
     living = [state for state in MemberState if state is not MemberState.GONE]
     expected = {(state, event) for state in living for event in MemberEvent if event is not MemberEvent.TASK_GONE}
 

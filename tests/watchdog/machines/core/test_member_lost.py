@@ -1,4 +1,4 @@
-"""A task whose machine is silent counts as dead: the run saves what it can, and is left for a scheduler to begin again."""
+"""A task on a silent machine counts as dead: the run saves what it can and ends for a scheduler to restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
 LOST = MemberLost(WORKER, "n2", 10.0)
 
 
-def test_it_ends_the_run_and_is_nobodys_failure() -> None:
+def test_a_lost_member_ends_the_run_and_is_nobodys_failure() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     out = played.tell(LOST)
 
@@ -29,9 +29,7 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
     assert played.core.tasks[WORKER].ends_run
 
 
-def test_a_run_with_nothing_saved_that_it_ends_has_70_and_the_reason_and_not_the_code_of_a_program_it_interrupted() -> (
-    None
-):
+def test_a_run_with_nothing_saved_that_it_ends_has_70_and_the_reason_and_not_its_interrupted_programs_code() -> None:
     played = Played(tasks=(CHIEF, WORKER), trains=False)
     out = played.tell(LOST, Ticked())
     out += played.end(CHIEF, INTERRUPTED) + played.tell(TreeGone(CHIEF, 1))
@@ -42,7 +40,7 @@ def test_a_run_with_nothing_saved_that_it_ends_has_70_and_the_reason_and_not_the
     assert any("nothing was saved" in text for text, _ in said(out))
 
 
-def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> None:
+def test_during_a_stop_a_lost_member_only_ends_the_wait_for_it() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.stop()
     source = played.core.stop_source
@@ -54,7 +52,7 @@ def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> Non
     assert not played.core.tasks[WORKER].pid
 
 
-def test_one_whose_place_another_machine_can_take_ends_the_run_to_begin_it_again() -> None:
+def test_a_member_that_another_machine_can_replace_ends_the_run_for_a_restart() -> None:
     played = Played(tasks=(CHIEF, WORKER))
 
     out = played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
@@ -65,7 +63,7 @@ def test_one_whose_place_another_machine_can_take_ends_the_run_to_begin_it_again
     assert played.core.is_ending
 
 
-def test_where_all_begin_again_only_those_are_waited_for_that_the_chief_needs_to_save() -> None:
+def test_before_a_restart_only_the_members_that_the_chief_needs_for_its_save_are_waited_for() -> None:
     server = TaskId("ps", 0)
     for lost, is_gang, killed_at_once in (
         (OTHER, False, {WORKER}),
@@ -78,7 +76,7 @@ def test_where_all_begin_again_only_those_are_waited_for_that_the_chief_needs_to
         assert set(killed(out)) - {lost} == killed_at_once, (lost, is_gang)
 
 
-def test_a_stop_that_somebody_asks_for_before_or_after_the_loss_of_a_machine_is_the_end() -> None:
+def test_a_requested_stop_before_or_after_the_loss_of_a_machine_is_the_end() -> None:
     for is_before in (True, False):
         played = Played(tasks=(CHIEF, WORKER))
         for asks in (is_before, not is_before):
@@ -89,7 +87,7 @@ def test_a_stop_that_somebody_asks_for_before_or_after_the_loss_of_a_machine_is_
         assert not played.core.restarts_elsewhere
 
 
-def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_to_begin_again() -> None:
+def test_a_notice_to_a_machine_that_another_can_replace_stops_everything_for_a_restart() -> None:
     played = Played(tasks=(CHIEF, WORKER))
 
     out = played.tell(StopAsked("SIGTERM on n2", now=False, is_notice=True, spare="n3"))
@@ -103,7 +101,7 @@ def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_t
     assert not played.core.restarts_elsewhere, "the coordinator's machine, too"
 
 
-def test_the_loss_of_a_machine_without_a_task_is_told_and_ends_nothing() -> None:
+def test_the_loss_of_a_machine_without_a_task_is_reported_and_ends_nothing() -> None:
     played = Played(tasks=(CHIEF, WORKER))
 
     out = played.tell(SpareLost(TaskId("spare", 0), "n4", 10.0))
@@ -112,14 +110,14 @@ def test_the_loss_of_a_machine_without_a_task_is_told_and_ends_nothing() -> None
     assert not played.core.is_ending
 
 
-def test_one_that_has_ended_before_is_not_ended_again() -> None:
+def test_a_member_that_has_already_ended_is_not_ended_again() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.end(WORKER, DONE)
 
     assert not journaled(played.tell(LOST), "exited")
 
 
-def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_holds_up_nothing() -> None:
+def test_a_member_that_was_being_started_or_cleaned_up_blocks_nothing() -> None:
     for is_clearing in (False, True):
         played = Played(tasks=(CHIEF, WORKER))
         played.end(WORKER, KILLED)
@@ -134,7 +132,7 @@ def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_ho
         assert played.core.tasks[WORKER].ends_run
 
 
-def test_one_that_a_machine_could_not_start_while_the_run_ends_has_ended_with_that() -> None:
+def test_a_task_that_its_machine_could_not_start_while_the_run_ends_has_thereby_ended() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.end(WORKER, KILLED)
     played.tell(TreeGone(WORKER, 1), Ticked())
@@ -146,7 +144,7 @@ def test_one_that_a_machine_could_not_start_while_the_run_ends_has_ended_with_th
     assert said(out) == [], "nothing is tried again"
 
 
-def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_at_once_and_nothing_is_said() -> None:
+def test_a_task_to_be_restarted_before_its_machine_had_begun_is_started_at_once_without_a_message() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.end(WORKER, KILLED)
     played.tell(TreeGone(WORKER, 1), Ticked())
@@ -158,7 +156,7 @@ def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_
     assert said(out) == []
 
 
-def test_two_machines_that_are_lost_at_once_while_they_start_their_tasks_end_the_run() -> None:
+def test_two_machines_lost_at_once_while_they_start_their_tasks_end_the_run() -> None:
     played = Played(tasks=(CHIEF, WORKER, OTHER))
     for task in (WORKER, OTHER):
         played.end(task, KILLED)

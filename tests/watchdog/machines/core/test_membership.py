@@ -1,4 +1,4 @@
-"""Who is a member of a run on several machines, who is lost, and what its clock shows."""
+"""The members of a run on several machines are known, with the lost ones and the state of their clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def members() -> Membership:
 
 
 def lost_until(members: Membership, since_s: float, until_s: float) -> list[TaskId]:
-    """Who is lost, of looks that come as often as those of the coordinator's loop."""
+    """Return the members found lost by checks as frequent as the coordinator's."""
     looks = [since_s + 0.5 * number for number in range(int(2 * (until_s - since_s)) + 1)]
     return [member.task for now_s in looks for member in members.newly_lost(now_s)]
 
@@ -29,7 +29,7 @@ def _member(task: TaskId = WORKER, number: int = 1, heard_s: float = 0.0) -> Mem
     return Member(number, task, f"n{number}", "", 7, heard_s)
 
 
-def test_who_is_missing_is_known_until_all_have_come(members: Membership) -> None:
+def test_the_missing_members_are_known_until_all_have_joined(members: Membership) -> None:
     members.join(_member(PS, 2))
     assert members.missing == (WORKER,)
     members.join(_member())
@@ -46,7 +46,7 @@ def test_who_is_missing_is_known_until_all_have_come(members: Membership) -> Non
         (1, WORKER, ("0.1", "other.py"), Naming(" train.py, ", " other.py")),
     ],
 )
-def test_who_does_not_belong_is_refused_and_told_why(
+def test_a_launch_that_does_not_belong_is_refused_with_the_reason(
     members: Membership, number: int, task: TaskId, theirs: tuple[str, str], why: Naming
 ) -> None:
     members.join(_member(PS, 2))
@@ -60,7 +60,7 @@ def test_a_member_that_asks_twice_is_the_same_one(members: Membership) -> None:
     assert members.why_refused(1, WORKER, SAME, SAME) == ""
 
 
-def test_a_place_that_another_launch_has_is_taken_and_one_s_own_is_not(members: Membership) -> None:
+def test_a_place_that_another_launch_has_is_taken_and_ones_own_is_not(members: Membership) -> None:
     members.join(_member(WORKER, 1))
 
     assert members.is_taken(2, WORKER)
@@ -81,7 +81,7 @@ def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Member
     assert members.next_due_s() == 5.0 + TIMEOUT_S
 
 
-def test_a_coordinator_that_has_stood_still_itself_receives_what_was_sent_before_it_takes_anybody_for_lost(
+def test_a_coordinator_that_was_frozen_receives_older_messages_before_it_declares_anyone_lost(
     members: Membership,
 ) -> None:
     members.join(_member(heard_s=0.0))
@@ -94,7 +94,7 @@ def test_a_coordinator_that_has_stood_still_itself_receives_what_was_sent_before
     assert lost_until(members, awake_s + 0.5, awake_s + 5.0) == [WORKER]
 
 
-def test_a_coordinator_that_stands_still_all_the_time_loses_those_who_are_silent_all_the_same(
+def test_a_coordinator_that_freezes_repeatedly_still_loses_silent_members(
     members: Membership,
 ) -> None:
     members.join(_member(heard_s=0.0))
@@ -107,7 +107,7 @@ def test_a_coordinator_that_stands_still_all_the_time_loses_those_who_are_silent
     assert [lost.task for lost in members.newly_lost(again_s)] == [WORKER]
 
 
-def test_one_that_joins_after_the_others_were_looked_at_is_lost_by_its_own_time(members: Membership) -> None:
+def test_a_member_that_joins_later_than_the_others_is_lost_by_its_own_time(members: Membership) -> None:
     members.join(_member(PS, 2, heard_s=100.0))
     assert not members.newly_lost(100.0)
 
@@ -118,7 +118,7 @@ def test_one_that_joins_after_the_others_were_looked_at_is_lost_by_its_own_time(
     assert members.find(1) is members.by_task[WORKER]
 
 
-def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_as_there_are_any() -> None:
+def test_spare_launches_replace_lost_ones_as_long_as_there_are_any() -> None:
     spares = TaskId("spare", 0), TaskId("spare", 1)
     members = Membership((WORKER, PS, *spares), TIMEOUT_S)
     for number, task in enumerate((PS, WORKER, *reversed(spares)), 1):
@@ -137,7 +137,7 @@ def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_a
     assert places() is None
 
 
-def test_a_spare_launch_that_has_taken_over_a_task_is_not_waited_for_under_its_own_name() -> None:
+def test_a_spare_launch_that_has_taken_a_task_is_not_waited_for_under_its_own_name() -> None:
     spares = TaskId("spare", 0), TaskId("spare", 1)
     members = Membership((WORKER, PS, *spares), TIMEOUT_S)
     members.join(_member(PS, 2))
@@ -148,7 +148,7 @@ def test_a_spare_launch_that_has_taken_over_a_task_is_not_waited_for_under_its_o
     assert set(members.missing) == {spares[0]}
 
 
-def test_heartbeats_are_put_on_our_clock_by_the_message_that_travelled_fastest() -> None:
+def test_heartbeats_are_converted_to_our_clock_by_the_fastest_message() -> None:
     member = _member()
     for sent_s, heard_s in ((100.0, 1100.5), (101.0, 1101.1), (102.0, 1102.9)):
         member.clock.see(sent_s, heard_s)
@@ -160,7 +160,7 @@ def test_heartbeats_are_put_on_our_clock_by_the_message_that_travelled_fastest()
     assert beat.extended_s == 0.0, "nothing was extended, by no clock"
 
 
-def test_clocks_that_go_apart_for_weeks_make_no_beat_look_old() -> None:
+def test_clocks_that_drift_apart_for_weeks_make_no_beat_look_old() -> None:
     clock, drift = OtherClock(), 1e-4
     for theirs_s in range(0, 14 * 86_400, 60):
         clock.see(theirs_s, theirs_s * (1.0 + drift) + 0.001)
@@ -168,7 +168,7 @@ def test_clocks_that_go_apart_for_weeks_make_no_beat_look_old() -> None:
     assert clock.here(14 * 86_400.0) == pytest.approx(14 * 86_400.0 * (1.0 + drift), abs=0.1)
 
 
-def test_a_clock_that_has_stood_still_with_its_machine_is_known_again_within_some_beats() -> None:
+def test_a_clock_that_stopped_with_its_machine_is_known_again_within_some_beats() -> None:
     clock, stopped_s = OtherClock(), 8.0
     for theirs_s in range(0, 60, 2):
         clock.see(theirs_s, theirs_s + 1000.001)
@@ -179,7 +179,7 @@ def test_a_clock_that_has_stood_still_with_its_machine_is_known_again_within_som
     assert clock.here(84.0) == pytest.approx(84.0 + stopped_s + 1000.001), "else each of its heartbeats looks 8 s old"
 
 
-def test_a_message_that_was_held_up_does_not_make_what_came_before_it_look_later() -> None:
+def test_a_delayed_message_does_not_make_earlier_ones_look_later() -> None:
     clock = OtherClock()
     for theirs_s in range(0, 60, 2):
         clock.see(theirs_s, theirs_s + 1000.001)

@@ -1,4 +1,4 @@
-"""Orders to a member go one by one, in their order, and never to an attempt that is gone."""
+"""Orders to a member go one at a time and in order, and never to an attempt that is gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def send(orders: Orders) -> Order | None:
     return order
 
 
-def test_the_next_one_is_due_once_the_one_before_it_is_acknowledged() -> None:
+def test_the_next_order_is_due_once_the_previous_one_is_acknowledged() -> None:
     orders = given(START, TERM)
 
     assert send(orders) is START
@@ -41,14 +41,14 @@ def test_the_next_one_is_due_once_the_one_before_it_is_acknowledged() -> None:
     assert (send(orders), len(orders)) == (None, 0)
 
 
-def test_one_that_nobody_could_be_sent_stays_due() -> None:
+def test_an_order_that_could_not_be_sent_stays_due() -> None:
     orders = given(START)
 
     assert orders.due() is START
     assert orders.due() is START
 
 
-def test_an_acknowledgement_of_another_one_is_old_news() -> None:
+def test_an_acknowledgement_of_another_order_is_ignored() -> None:
     orders = given(START, TERM)
     send(orders)
 
@@ -59,7 +59,7 @@ def test_an_acknowledgement_of_another_one_is_old_news() -> None:
     assert len(orders) == 2
 
 
-def test_with_the_end_of_an_attempt_what_was_meant_for_it_is_withdrawn_and_the_rest_follows_at_once() -> None:
+def test_the_end_of_an_attempt_withdraws_its_orders_and_the_rest_follows_at_once() -> None:
     later = StartTask(WORKER, 3)
     orders = given(TERM, KILL, TellTask(WORKER, 2, b""), CLEAR, later)
     send(orders)

@@ -1,4 +1,6 @@
-"""Two living launches never have one place: a newcomer has it at once only where the earlier one is dead for certain."""
+"""Two living launches never have one place: a newcomer gets it at once only if the earlier one is
+certainly dead.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ def join(lock: LaunchLock | None, address: str = "n2:2222", launch: str = "secon
     return Join(WORKER, "n2", address, "0.1", ("train.py",), pid, launch=launch, lock=lock)
 
 
-def test_who_has_locked_the_same_directory_later_has_the_place_of_a_dead_launch() -> None:
+def test_a_later_holder_of_the_same_directorys_lock_replaces_a_dead_launch() -> None:
     assert judge_claim(member(), join(LaunchLock(HERE, 11.0))) is Claim.SUCCEEDS
 
 
-def test_a_task_at_another_address_can_go_on_only_where_all_begin_again() -> None:
+def test_a_task_at_another_address_can_continue_only_if_all_restart() -> None:
     assert judge_claim(member(), join(LaunchLock(HERE, 11.0), "n2:3333")) is Claim.BEGINS
 
 
@@ -41,33 +43,33 @@ def test_a_task_at_another_address_can_go_on_only_where_all_begin_again() -> Non
         (None, None),
     ],
 )
-def test_where_nothing_shows_that_the_earlier_launch_is_dead_the_newcomer_waits(
+def test_without_proof_that_the_earlier_launch_is_dead_the_newcomer_waits(
     had: LaunchLock | None, has: LaunchLock | None
 ) -> None:
     assert judge_claim(member(had), join(has)) is Claim.WAITS
 
 
-def test_a_launch_is_known_again_by_nothing_but_its_own_name() -> None:
+def test_a_launch_is_recognized_only_by_its_own_name() -> None:
     assert judge_claim(member(), join(LaunchLock(HERE, 10.0), launch="first")) is Claim.AGAIN
     assert judge_claim(member(None), join(None, pid=7)) is Claim.WAITS, (
         "in another container it may have the same number"
     )
 
 
-def test_a_place_that_another_launch_has_taken_over_or_that_there_is_not_is_gone() -> None:
+def test_a_place_that_another_launch_has_or_that_does_not_exist_is_gone() -> None:
     taken = member(task=SPARE)
     assert judge_claim(taken, join(LaunchLock(HERE, 11.0))) is Claim.GONE
     assert judge_claim(None, join(LaunchLock(HERE, 11.0))) is Claim.GONE
 
 
-def test_a_launch_that_was_lost_and_comes_back_with_what_it_runs_has_been_replaced() -> None:
+def test_a_lost_launch_that_comes_back_with_what_it_runs_has_been_replaced() -> None:
     back = msgspec.structs.replace(join(None), served=Served("{}", None))
 
     assert judge_claim(member(), back) is Claim.GONE
     assert judge_claim(member(), msgspec.structs.replace(back, launch="first")) is Claim.AGAIN
 
 
-def test_a_place_that_is_lost_already_is_had_in_the_next_start_of_the_run_alone() -> None:
+def test_a_place_already_lost_is_available_only_in_the_next_start_of_the_run() -> None:
     lost, waiting = member(), member()
     lost.is_lost, waiting.is_waiting = True, True
 

@@ -1,4 +1,4 @@
-"""How often a copy of the chief's memory is brought up to date, and how fast it travels: by the snapshots, the way, and a bound on the cost."""
+"""The frequency and speed of copies follow from the snapshots, the network and a bound on the cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def travel(
     return travels, late, pace
 
 
-def test_it_is_asked_for_once_and_again_only_when_that_has_come_to_an_end() -> None:
+def test_a_copy_is_requested_once_and_again_only_when_that_has_ended() -> None:
     pace = TransferRate()
     assert not pace.is_due(1e9), "nobody has ordered it"
     pace.begin_transfers(5.0)
@@ -60,14 +60,14 @@ def test_it_is_asked_for_once_and_again_only_when_that_has_come_to_an_end() -> N
 
 
 @pytest.mark.parametrize("size", [1000, 100 * MIB, 1000 * MIB])
-def test_where_the_way_carries_it_a_copy_travels_in_a_small_part_of_the_time_between_two_snapshots(size: int) -> None:
+def test_if_the_network_allows_it_a_copy_takes_a_small_part_of_the_time_between_two_snapshots(size: int) -> None:
     interval_s = max(1.0, size / (20 * MIB))
     travels, late, _ = travel(size, interval_s, 1e10, 20)
     assert travels[-1] <= TRAVEL_SHARE * interval_s + 1e-9
     assert late[-1] == pytest.approx(travels[-1]), "it is not waited for"
 
 
-def test_snapshots_that_come_faster_than_they_may_be_carried_are_skipped_and_none_waits_for_long() -> None:
+def test_snapshots_that_come_faster_than_they_may_be_copied_are_skipped_and_none_waits_for_long() -> None:
     size, interval_s = 320 * MIB, 0.5
     _, late, _ = travel(size, interval_s, 1e10, 50)
     period_s = size / AVERAGE_BYTES_PER_S
@@ -76,7 +76,7 @@ def test_snapshots_that_come_faster_than_they_may_be_carried_are_skipped_and_non
 
 
 @pytest.mark.parametrize("carries", [4 * MIB, 40 * MIB, 110 * MIB])
-def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> None:
+def test_a_slower_network_keeps_a_share_for_the_training(carries: int) -> None:
     travels, _, _ = travel(512 * MIB, 5.0, carries, 200)
     full_s = 512 * MIB / carries
     crowded = [took_s for took_s in travels if took_s <= full_s + 1e-6]
@@ -84,7 +84,7 @@ def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> 
     assert max(travels[1:]) <= full_s / WAY_SHARE + 1e-6
 
 
-def test_one_copy_that_is_held_up_for_a_moment_does_not_slow_down_the_next_ones() -> None:
+def test_one_briefly_delayed_copy_does_not_slow_down_the_next_ones() -> None:
     pace, now_s, size = TransferRate(), 0.0, 24 * MIB
     pace.begin_transfers(now_s)
     rates = []
@@ -97,7 +97,7 @@ def test_one_copy_that_is_held_up_for_a_moment_does_not_slow_down_the_next_ones(
     assert rates[7] < rates[0] / 2, "two in a row: that is the way"
 
 
-def test_a_machine_can_afford_more_the_more_processors_it_has() -> None:
+def test_a_machine_with_more_processors_can_afford_more() -> None:
     assert [affordable(processors) / MIB for processors in (0.5, 1, 8, 12, 32, 64, 192)] == [
         64,
         64,
@@ -109,7 +109,7 @@ def test_a_machine_can_afford_more_the_more_processors_it_has() -> None:
     ]
 
 
-def test_where_both_machines_can_afford_it_no_snapshot_of_a_large_model_is_skipped() -> None:
+def test_if_both_machines_can_afford_it_no_snapshot_of_a_large_model_is_skipped() -> None:
     size, interval_s = 200 * MIB, 1.0
     travels, late, pace = travel(size, interval_s, 1e10, 50, affordable(32))
     assert max(late[20:]) == pytest.approx(size / BYTES_PER_S_MAX), "none is waited for"
@@ -118,7 +118,7 @@ def test_where_both_machines_can_afford_it_no_snapshot_of_a_large_model_is_skipp
     assert pace.due_s < 55 * interval_s
 
 
-def test_what_a_machine_can_afford_does_not_make_a_copy_travel_faster_than_its_interval_needs() -> None:
+def test_what_a_machine_can_afford_does_not_make_a_copy_faster_than_its_interval_needs() -> None:
     travels, _, _ = travel(640 * MIB, 600.0, 1e10, 5, affordable(64))
     assert travels == pytest.approx([10.0] * 5)
 
@@ -128,7 +128,7 @@ def test_what_a_machine_can_afford_does_not_make_a_copy_travel_faster_than_its_i
     st.floats(0.01, 100.0),
     st.sampled_from([1, 32, 192]),
 )
-def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
+def test_it_never_costs_more_bytes_a_second_than_the_average(
     fetches: list[tuple[int, float, int]], wait_s: float, processors: int
 ) -> None:
     pace, now_s, sequence, total = TransferRate(), 0.0, 0, 0
@@ -154,7 +154,7 @@ def test_another_machine_is_asked_as_if_there_had_been_none_before() -> None:
     assert pace.offered(1, 512 * MIB, 1000.0) == START_BYTES_PER_S
 
 
-def test_the_tries_after_failures_become_rarer_and_one_success_is_enough() -> None:
+def test_retries_after_failures_become_rarer_and_one_success_is_enough() -> None:
     pace, waits = TransferRate(), []
     for _ in range(8):
         pace.failed(100.0)
