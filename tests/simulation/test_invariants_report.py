@@ -15,7 +15,7 @@ from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.states import States
 from procsv.services.summary.core import SummaryCore
-from procsv.watchdog.core.actions import KillTree
+from procsv.watchdog.core.actions import Action, KillTree
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts import causes
@@ -46,9 +46,10 @@ KILL_CHECKPOINT: Plan = [(12.0, faults.kill(CHECKPOINT))]
 def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
     died = TrainerSupervisor.died
 
-    def without_waiting(self: TrainerSupervisor, ended: Ended, now_s: float) -> None:
-        died(self, ended, now_s)
+    def without_waiting(self: TrainerSupervisor, ended: Ended, now_s: float) -> list[Action]:
+        wanted = died(self, ended, now_s)
         self.stopping.tree_is_gone = True
+        return wanted
 
     patch.setattr(TrainerSupervisor, "died", without_waiting)
 
@@ -152,10 +153,11 @@ def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
 
     died = TrainerSupervisor.died
 
-    def keep_pid(self: TrainerSupervisor, ended: Ended, now_s: float) -> None:
+    def keep_pid(self: TrainerSupervisor, ended: Ended, now_s: float) -> list[Action]:
         pid = self.pid
-        died(self, ended, now_s)
+        wanted = died(self, ended, now_s)
         self.pid = pid
+        return wanted
 
     patch.setattr(Core, "_started", started)
     patch.setattr(TrainerSupervisor, "died", keep_pid)
@@ -190,8 +192,8 @@ def _hears_the_dead(patch: pytest.MonkeyPatch) -> None:
 def _believes_the_dead(patch: pytest.MonkeyPatch) -> None:
     said = TrainerSupervisor.said
 
-    def believe(self: TrainerSupervisor, words: Any, now_s: float) -> None:
-        said(self, type(words)(words.task, self.incarnation, words.body, words.answers), now_s)
+    def believe(self: TrainerSupervisor, words: Any, now_s: float) -> list[Action]:
+        return said(self, type(words)(words.task, self.incarnation, words.body, words.answers), now_s)
 
     patch.setattr(TrainerSupervisor, "said", believe)
     patch.setattr(ServerEndpoint, "_why_dropped", lambda self, message: "")

@@ -103,9 +103,9 @@ class Core:
             self._out.append(actions.StartAttempt(service.task, service.start(now_s)))
         for name, task in self.tasks.items():
             if (adopted := self.settings.adopted.get(name)) is not None:
-                task.adopt(adopted, now_s)
+                self._out += task.adopt(adopted, now_s)
             else:
-                task.start(now_s)
+                self._out += task.start(now_s)
         return self._roster.take_actions()
 
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
@@ -123,7 +123,7 @@ class Core:
             case events.Ended():
                 self._of_services.ended(event, now_s)
             case events.TreeGone(name, incarnation):
-                self.tasks[name].tree_gone(incarnation, now_s)
+                self._out += self.tasks[name].tree_gone(incarnation, now_s)
             case events.Said(task=name) if name in self.tasks:
                 self._task_said(self.tasks[name], event, now_s)
             case events.Said():
@@ -158,10 +158,10 @@ class Core:
                     self._out.append(actions.Tell(self.chief.task, watchdog_messages.CopyKept(sequence)))
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
-                    task.recycle(why, by_hand, now_s)
+                    self._out += task.recycle(why, by_hand, now_s)
             case events.PreemptAsked(grace_s, source, name):
                 for task in self._restartable(name):
-                    task.preempt(grace_s, source, now_s)
+                    self._out += task.preempt(grace_s, source, now_s)
         self._go_on(now_s)
         return self._roster.take_actions()
 
@@ -195,7 +195,7 @@ class Core:
 
     def _not_started(self, event: events.NotStarted, now_s: float) -> None:
         if event.task in self.tasks:
-            self.tasks[event.task].not_started(event, now_s)
+            self._out += self.tasks[event.task].not_started(event, now_s)
         else:
             self._of_services.not_started(event, now_s)
 
@@ -203,16 +203,16 @@ class Core:
         if event.incarnation != task.incarnation:
             return
         has_served = task.is_serving
-        task.died(event, now_s)
+        self._out += task.died(event, now_s)
         if has_served and not self.is_ending:
             self._servers_lost += 1
             if self._roster.model is not None:
                 self._roster.model.server_lost()
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
-            task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
+            self._out += task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come, but nothing is restarted
-            task.stop(False, "the run ends", now_s)
+            self._out += task.stop(False, "the run ends", now_s)
         if (
             self.is_ending
             or (end := task.record.end) is None
@@ -228,7 +228,7 @@ class Core:
         task = self.tasks[lost.task]
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
-            task.stop(True, why, now_s)  # first, so that it is not restarted
+            self._out += task.stop(True, why, now_s)  # first, so that it is not restarted
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
     def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> None:
@@ -243,7 +243,7 @@ class Core:
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
     def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> None:
-        task.said(said, now_s)
+        self._out += task.said(said, now_s)
         if said.incarnation != task.incarnation or not task.pid:
             return
         if isinstance(said.body, watchdog_messages.TrainsInStep):
@@ -277,19 +277,19 @@ class Core:
                 service.beat(beat)
         for name, task in self.tasks.items():
             if (beat := event.beats.get(name)) is not None:
-                task.beat(beat, now_s)
+                self._out += task.beat(beat, now_s)
             if event.has_room is not None:
-                task.see_room(event.has_room, now_s)
+                self._out += task.see_room(event.has_room, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
                 if self.awaited_by(name, now_s) is not None:
                     task.hanging.liveness.stand_by(now_s)
-                task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
+                self._out += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:
             self._out += self._in_vain.find_in_vain(self.tasks, now_s)
         self._of_services.ticked(event, now_s)
         for task in self.tasks.values():
-            task.check_deadlines(now_s)
+            self._out += task.check_deadlines(now_s)
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:

@@ -60,7 +60,7 @@ class ServiceEvents:
 
     def ticked(self, event: Ticked, now_s: float) -> None:
         for name, service in self._services.items():
-            service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
+            self._out += service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
 
     # -- what they say -------------------------------------------------------------------------------------
     def said(self, said: Said, now_s: float) -> None:
@@ -99,7 +99,7 @@ class ServiceEvents:
         now_s: float,
     ) -> None:
         if isinstance(answers, watchdog_messages.TrainerExited):
-            self._chief.settled(news, answers, now_s)
+            self._out += self._chief.settled(news, answers, now_s)
             self._roster.gang.settled(now_s)
         elif news.error:
             self._chief.last_save.fail(news.error)

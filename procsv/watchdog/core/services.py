@@ -45,14 +45,12 @@ class ServiceState(Enum):
 
 
 class ServiceSupervisor:
-    """One service, through all its processes. Its methods return what to do; `out` collects other
-    actions.
-    """
+    """One service, through all its processes."""
 
-    def __init__(self, spec: ServiceSpec, settings: Settings, out: list[Action]) -> None:
+    def __init__(self, spec: ServiceSpec, settings: Settings) -> None:
         self.spec = spec
         self.history = ServiceHistory(settings.launch)
-        self.hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch, out)
+        self.hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch)
         self.state = ServiceState.WAITING
         self.incarnation = self.pid = 0
         self.restart_s: float | None = None  # monotonic time of the next start
@@ -91,16 +89,19 @@ class ServiceSupervisor:
             self.history.worked()
         self._phase = beat.phase
 
-    def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> None:
+    def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> list[Action]:
         """Check whether its process progresses, and end one that does not. `doing`: AT_DISK,
         STOPPED or "".
         """
         if not self.pid:
-            return
+            return []
+        wanted: list[Action] = []
         if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
-            self.hanging.start_escalation(self.incarnation, now_s)
-        if self.hanging.is_to_be_killed(self.incarnation, now_s):
-            self.hanging.out.append(KillTree(self.task, self.incarnation))
+            wanted += self.hanging.start_escalation(self.incarnation, now_s)
+        wanted += self.hanging.climb(self.incarnation, now_s)
+        if self.hanging.is_to_be_killed(now_s):
+            wanted.append(KillTree(self.task, self.incarnation))
+        return wanted
 
     @property
     def is_quiet(self) -> bool:

@@ -29,8 +29,7 @@ END_MARGIN_S = 2.0  # on top of the grace, which the service keeps by itself
 class OwnSummary:
     def __init__(self, processes: Processes, heartbeats: RunHeartbeats, console: Console, clock: Clock) -> None:
         self._processes, self._heartbeats, self._console, self._clock = processes, heartbeats, console, clock
-        self._out: list[actions.Action] = []
-        self._service = ServiceSupervisor(SERVICES[SUMMARY], Settings(processes.start.settings), self._out)
+        self._service = ServiceSupervisor(SERVICES[SUMMARY], Settings(processes.start.settings))
 
     def start(self) -> None:
         number = self._service.start(self._clock.monotonic())
@@ -74,9 +73,9 @@ class OwnSummary:
             service.beat(beat)
             if beat.phase is Phase.IDLE:
                 service.ready(service.incarnation)
-        service.watch(beat, self._processes.doing(SUMMARY) if service.is_quiet else "", now_s)
-        while self._out:
-            match self._out.pop(0):
+        doing = self._processes.doing(SUMMARY) if service.is_quiet else ""
+        for action in service.watch(beat, doing, now_s):
+            match action:
                 case actions.Signal(task, number, signal):
                     self._processes.signal(task, number, signal)
                 case actions.KillTree(task, number):

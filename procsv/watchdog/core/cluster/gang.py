@@ -96,7 +96,7 @@ class Gang:
         self._members[ended].next.is_held = True
         for task, member in self._members.items():
             if task != ended:
-                member.leave_gang(f"{ended} is gone", now_s)
+                self._out += member.leave_gang(f"{ended} is gone", now_s)
 
     def regroup(self, now_s: float) -> None:
         """Let all members start again once the old ones are gone."""
@@ -116,7 +116,7 @@ class Gang:
         """
         for task, member in self._members.items():
             if self.policy is Policy.GANG and task != self._chief.task and self._chief.unsettled is None:
-                member.weigh_verdict(now_s)
+                self._out += member.weigh_verdict(now_s)
 
     def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> None:
         """A member has finished its first step."""
@@ -145,4 +145,4 @@ class Gang:
         self._out.append(Say(f"{why}: starting all again", is_bad=True))
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
-            member.leave_gang("the tasks had not begun with the same state", now_s)
+            self._out += member.leave_gang("the tasks had not begun with the same state", now_s)

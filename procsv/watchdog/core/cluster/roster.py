@@ -33,16 +33,14 @@ class Roster:
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
         self.out: list[Action] = []
-        self.tasks = {
-            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.out) for task in settings.tasks
-        }
+        self.tasks = {task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s) for task in settings.tasks}
         self.model: ModelProgress | None = None  # the model on parameter servers, if there are any
         if any(task.role == PS for task in self.tasks):
             self.model = ModelProgress()
             for name, one in self.tasks.items():
                 one.progress.model = self.model if name.role not in STEPLESS else None
         self.chief = self.tasks[settings.tasks[0]]  # its state is saved, and its end ends the run
-        self.services = {task: ServiceSupervisor(spec, settings, self.out) for task, spec in settings.services.items()}
+        self.services = {task: ServiceSupervisor(spec, settings) for task, spec in settings.services.items()}
         self.keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self.out, now_s)
         for task in self.tasks.values():

@@ -252,7 +252,9 @@ class Ending:
             lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
-                roster.tasks[task].stop(task in request.at_once or task in lost, request.why, now_s, request.reason)
+                self._out += roster.tasks[task].stop(
+                    task in request.at_once or task in lost, request.why, now_s, request.reason
+                )
             if not due:
                 return
 

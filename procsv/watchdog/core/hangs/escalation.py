@@ -45,7 +45,6 @@ class HangEscalation(Generic[L]):
     task: TaskId
     liveness: L
     launch: LaunchSettings
-    out: list[Action]
     hang: Hang | None = None
     was_stopped: bool = False  # frozen by SIGSTOP when it was found
     _found_s: float = 0.0
@@ -86,38 +85,43 @@ class HangEscalation(Generic[L]):
         self.hang = None
         return hang.seconds + now_s - self._found_s
 
-    def report_hang(self, incarnation: int, now_s: float, then: str) -> None:
+    def report_hang(self, incarnation: int, now_s: float, then: str) -> list[Action]:
         """Report the hang to the journal and the user. `then`: what will be done about it."""
         hang = self.hang
         assert hang is not None, "a report without a hang"
         self._found_s = now_s
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
         detected = entries.HangDetected(phase=phase, seconds=seconds, step=hang.step)
-        self.out.append(WriteEntry(detected, self.task, incarnation))
         who = f"{self.task} {incarnation}" if self.task.runs_program else f"the {self.task} service"
-        self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
+        text = f"{who} hangs: {self._what()}; {then}"
+        return [WriteEntry(detected, self.task, incarnation), Say(text, is_bad=True)]
 
-    def start_escalation(self, incarnation: int, now_s: float) -> None:
+    def start_escalation(self, incarnation: int, now_s: float) -> list[Action]:
+        """Report the hang, and take the first rung of the ladder."""
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
         if not self.was_stopped:  # a process that was frozen by a signal is not slow
             self.liveness.count_hang(hang)
-        self.report_hang(incarnation, now_s, "ending it")
+        wanted: list[Action] = self.report_hang(incarnation, now_s, "ending it")
         self._abort_s = now_s + self.launch.hang_abort_s
         self._dump_s = self._abort_s if self.was_stopped else now_s + self.launch.hang_abort_s / 2.0
         if not self.was_stopped:
-            self.out.append(Signal(self.task, incarnation, MAIN_DUMP_SIGNAL))
+            wanted.append(Signal(self.task, incarnation, MAIN_DUMP_SIGNAL))
+        return wanted
 
-    def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
-        """Take the next rung of the ladder; True once, when only SIGKILL is left."""
+    def climb(self, incarnation: int, now_s: float) -> list[Action]:
+        """Take the rungs of the ladder that are due, all but the last."""
+        numbers: list[int] = []
         if self._dump_s is not None and now_s >= self._dump_s:
             self._dump_s, self._was_dumped = None, True
-            for number in DUMPS if self.was_stopped else (DUMP_SIGNAL,):
-                self.out.append(Signal(self.task, incarnation, number))
+            numbers += DUMPS if self.was_stopped else (DUMP_SIGNAL,)
         if self._abort_s is not None and now_s >= self._abort_s:
             self._abort_s, self._kill_s = None, now_s + self.launch.hang_kill_s
-            self.out.append(Signal(self.task, incarnation, signal.SIGABRT))
-            self.out.append(Signal(self.task, incarnation, signal.SIGCONT))
+            numbers += (signal.SIGABRT, signal.SIGCONT)
+        return [Signal(self.task, incarnation, number) for number in numbers]
+
+    def is_to_be_killed(self, now_s: float) -> bool:
+        """True once, when only the last rung is left, SIGKILL."""
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None
             return True

@@ -28,8 +28,6 @@ from procsv.watchdog.core.task.stopping import Stopping
 
 
 class AttemptRecord:
-    """`out` collects journal entries and messages."""
-
     def __init__(
         self,
         task: TaskId,
@@ -38,10 +36,8 @@ class AttemptRecord:
         stopping: Stopping,
         next_start: NextStart,
         now_s: float,
-        out: list[Action],
     ) -> None:
-        self._task, self._out = task, out
-        self._progress, self._stopping, self._next = progress, stopping, next_start
+        self._task, self._progress, self._stopping, self._next = task, progress, stopping, next_start
         self._observes, self._is_detached = settings.observes, settings.launch.detach
         self.goodput = Goodput(now_s, settings.earlier)
         self.last_death: Ended | None = None
@@ -56,10 +52,10 @@ class AttemptRecord:
         self._frozen_s: float | None = None  # since when a signal has stopped the running trainer
 
     # -- while it runs -------------------------------------------------------------------------------------
-    def ready(self, incarnation: int, first: FirstStepDone) -> None:
+    def ready(self, incarnation: int, first: FirstStepDone) -> list[Action]:
         """Its first step has ended; report that once."""
         if self._ready == incarnation:
-            return
+            return []
         self._ready = incarnation
         self.goodput.start_training(first.ended_s, first.step)
         ready = WriteEntry(entries.Ready(step=first.step), self._task, incarnation)
@@ -71,14 +67,15 @@ class AttemptRecord:
             seconds=round(max(0.0, first.ended_s - self._death_s), 3),
             lost_steps=UNSET if taken_back is None else taken_back,
         )
-        self._out += [ready, WriteEntry(recovered, self._task, incarnation)]
+        told: list[Action] = [ready, WriteEntry(recovered, self._task, incarnation)]
         if self._progress.keeps_state and not self._observes:
             progress = self._progress
             text = wording.training(first, self._death_s, self.last_exit, progress.taken_back, self.unsaved_s)
             suspected = progress.avoided_step
             if suspected != NO_STEP:
                 text += wording.went_back(suspected, first.restored_step, progress.began_step)
-            self._out.append(Say(text, is_bad=suspected != NO_STEP))
+            told.append(Say(text, is_bad=suspected != NO_STEP))
+        return told
 
     def adopted(self, incarnation: int, now_s: float) -> None:
         """It is already training, as the previous coordinator knew."""
@@ -93,25 +90,27 @@ class AttemptRecord:
     def freeze(self, now_s: float) -> None:
         self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
 
-    def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> None:
+    def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> list[Action]:
         """Subtract the time in which it was frozen from its training.
 
         If it does not continue, it hung or was ended, which is reported as such.
         """
         since_s, self._frozen_s = self._frozen_s, None
         if since_s is None or not is_running:
-            return
+            return []
         seconds = round(now_s - since_s, 3)
         self.goodput.stood_still(seconds)
         frozen = entries.Frozen(seconds=seconds, step=self._progress.own_step)
-        self._out.append(WriteEntry(frozen, self._task, incarnation))
-        self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
+        text = f"the program goes on: a signal had stopped it for {show_duration(seconds)}"
+        return [WriteEntry(frozen, self._task, incarnation), Say(text)]
 
     # -- its end -------------------------------------------------------------------------------------------
     def died(
         self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
-    ) -> CauseKind:
-        """Record its end, and return the kind. `is_stopping`: it was asked to end."""
+    ) -> tuple[CauseKind, list[Action]]:
+        """Record its end, and return the kind with what there is to tell. `is_stopping`: it was
+        asked to end.
+        """
         progress, step = self._progress, self._progress.own_step
         known = Known(
             step,
@@ -127,25 +126,25 @@ class AttemptRecord:
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
         exited = entries.Exited(pid=pid, **msgspec.structs.asdict(self.last_exit))
-        self._out.append(WriteEntry(exited, self._task, ended.incarnation))
+        told: list[Action] = [WriteEntry(exited, self._task, ended.incarnation)]
         self.unsaved_s = None if kind in (CauseKind.DONE, CauseKind.CHECKPOINTED) else progress.unsaved_s(now_s)
         progress.snapshots.died(ended.memory_step, has_saved=kind in (CauseKind.DONE, CauseKind.CHECKPOINTED))
         self.last = self._weigh(ended, cause, kind, hanging, now_s)
         is_own = not (self._next.lost_peer or ended.lost)
         if cause.word not in ("completed", "stopped") and kind is not CauseKind.CHECKPOINTED and is_own:
-            self._report = self._make_report(ended, cause, pid)
+            told += self._keep_report(ended, cause, pid)
         progress.serving_s = self._frozen_s = None
         self._death_s, self.last_death = now_s, ended
         self.end = self._name(kind)
-        return kind
+        return kind, told
 
-    def tell_report(self) -> None:
+    def tell_report(self) -> list[Action]:
         """Send the report once the next step is decided: the state that the attempt began with may
         have become suspect.
         """
         report, self._report, progress = self._report, None, self._progress
         if report is None:
-            return
+            return []
         lost_steps, resume_step, habit = progress.lost_steps, progress.resume_step, progress.habit
         lost = wording.lost(lost_steps, habit, self.unsaved_s)
         # Its last heartbeat may show a session that was not seen while it was alive.
@@ -155,18 +154,20 @@ class AttemptRecord:
             resume_step, lost = NO_STEP, f"at least {lost}"
             resumes = f"from {wording.before_suspected(progress.suspected_step, habit)}"
         found = {"lost_steps": lost_steps, "resume_step": resume_step, "lost": lost, "resumes": resumes}
-        self._out.append(msgspec.structs.replace(report, **found))
+        return [msgspec.structs.replace(report, **found)]
 
-    def _make_report(self, ended: Ended, cause: Cause, pid: int) -> Report:
+    def _keep_report(self, ended: Ended, cause: Cause, pid: int) -> list[Action]:
+        """Make the report of its end, and return what there is to tell at once."""
         progress, step = self._progress, self._progress.own_step
         who = f"{self._task} {ended.incarnation} (pid {pid})"
         serves, habit = progress.serving_s is not None, progress.habit
         has_session = progress.phase not in WITHOUT_SESSION
         what = wording.sentence(cause.word, cause.evidence, step, serves=serves, habit=habit, has_session=has_session)
-        if not (self._observes and ended.words):  # an observed program's terminal already shows its own error
-            is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
-            self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
-        return Report(ended, cause, f"{who} {what}", step, 0, NO_STEP)
+        self._report = Report(ended, cause, f"{who} {what}", step, 0, NO_STEP)
+        if self._observes and ended.words:
+            return []  # an observed program's terminal already shows its own error
+        is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
+        return self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
 
     def _name(self, kind: CauseKind) -> End:
         if kind is CauseKind.DONE:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
 from procsv.base.errors import ProcsvBug
+from procsv.watchdog.core.actions import Action
 
 STORY_STEPS_MAX = 40  # the newest transitions are kept for the error
 
@@ -86,6 +88,14 @@ class LifecycleAction(Enum):
 class Edge(msgspec.Struct, frozen=True):
     to: TaskState
     do: tuple[LifecycleAction, ...] = ()
+
+
+class Reaction(NamedTuple):
+    """What a part of a task wants after some news, and what the news is for the lifecycle."""
+
+    wanted: list[Action]  # carried out before what the lifecycle adds
+    event: LifecycleEvent | None = None
+    detail: str = ""  # for the story
 
 
 _S, _E, _A = TaskState, LifecycleEvent, LifecycleAction

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET
@@ -18,8 +17,9 @@ from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.restarts.restart_policy import Death, GiveUp, History, Restart
+from procsv.watchdog.core.restarts.restart_policy import Death, GiveUp, History, Restart, Verdict
 from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.lifecycle import LifecycleEvent, Reaction
 from procsv.watchdog.core.task.progress import TaskProgress
 
 
@@ -35,21 +35,18 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class NextStart:
-    """`out` collects journal entries and messages."""
-
     def __init__(
         self,
         task: TaskId,
         settings: Settings,
         rng: Random,
         progress: TaskProgress,
-        go_back: Callable[[int], None],
-        out: list[Action],
+        go_back: Callable[[int], list[Action]],
     ) -> None:
         """`go_back`: called when attempts that resumed from a step crash repeatedly, so that the
-        state before it must be used.
+        state before it must be used; returns what it wants.
         """
-        self._task, self._out, self._progress = task, out, progress
+        self._task, self._progress = task, progress
         self._observes, self._is_detached = settings.observes, settings.launch.detach
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         self.due_s: float | None = None  # monotonic time
@@ -87,9 +84,9 @@ class NextStart:
         self.due_s, self.lost_peer = None, ""
 
     # -- what follows --------------------------------------------------------------------------------------
-    def decide(self, past: Past, now_s: float) -> str:
-        """After a death, decide when the next attempt starts. Return why there is none, or "" (it
-        may not be known yet).
+    def decide(self, past: Past, now_s: float) -> Reaction:
+        """After a death, decide when the next attempt starts, or that there is none. It may not be
+        known yet.
         """
         self._past = past
         if self.lost_peer:
@@ -98,32 +95,37 @@ class NextStart:
             return self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
         return self._count(past.death, now_s)
 
-    def see_room(self, has_room: bool, now_s: float) -> str:
-        """The disk that it waits for was checked. Return why to wait no longer, or ""."""
+    def see_room(self, has_room: bool, now_s: float) -> Reaction:
+        """The disk that it waits for was checked."""
         if has_room:
             self.awaits_room = False
             return self._start_again(max(0.0, self._room_due_s - now_s), now_s)
         if why := self.history.late_for_room(now_s):
             self.awaits_room = False
             return self._give_up(why)
-        return ""
+        return Reaction([])
 
-    def _await_room(self, delay_s: float, now_s: float, *, is_first: bool) -> Literal[""]:
+    def _await_room(self, delay_s: float, now_s: float, *, is_first: bool) -> Reaction:
         self.awaits_room, self._room_due_s = True, now_s + delay_s
-        if is_first:
-            kept = self._kept
-            text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.saved_step)
-            self._out.append(Say(text, is_bad=True))
-        return ""
+        if not is_first:
+            return Reaction([])
+        kept = self._kept
+        text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.saved_step)
+        return Reaction([Say(text, is_bad=True)])
 
-    def _count(self, death: Death, now_s: float) -> str:
+    def _count(self, death: Death, now_s: float) -> Reaction:
         is_first = self.history.room_s is None
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
         may_save = self._progress.keeps_state or self.gang_size > 0
         is_over = isinstance(verdict, GiveUp) and verdict.is_final
+        gone_back: list[Action] = []
         if may_save and self.history.suspects(death, resumed_step, newest_step) and not is_over:
-            self._go_back(resumed_step)
+            gone_back = self._go_back(resumed_step)
+        decided = self._follow(verdict, death, now_s, is_first=is_first, may_save=may_save)
+        return decided._replace(wanted=[*gone_back, *decided.wanted])
+
+    def _follow(self, verdict: Verdict, death: Death, now_s: float, *, is_first: bool, may_save: bool) -> Reaction:
         if isinstance(verdict, Restart) and death.no_room and death.is_by_itself:
             return self._await_room(verdict.delay_s, now_s, is_first=is_first)
         if isinstance(verdict, Restart):
@@ -132,17 +134,15 @@ class NextStart:
             resumes = ", and it resumes" if self._observes and self._progress.resume_step >= 0 else ""
             return self._give_up(verdict.why + resumes)
         self._verdict = verdict  # the state being saved now may be progress; decided again in `weigh`
-        return ""
+        return Reaction([])
 
-    def weigh(self, now_s: float) -> str:
+    def weigh(self, now_s: float) -> Reaction:
         """Decide again once the last state is on disk or cannot be saved: now the progress is
         known.
-
-        Return why it is given up, or "".
         """
         verdict, self._verdict = self._verdict, None
         if verdict is None:
-            return ""
+            return Reaction([])
         if self.history.is_spent():
             return self._give_up(verdict.why)
         # There was progress after all.
@@ -152,7 +152,7 @@ class NextStart:
         """Cancel any pending decision about a restart."""
         self._verdict, self.awaits_room = None, False
 
-    def _start_again(self, delay_s: float, now_s: float) -> Literal[""]:
+    def _start_again(self, delay_s: float, now_s: float) -> Reaction:
         self.due_s, past, kept = now_s + delay_s, self._past, self._kept
         assert past is not None, "a restart after no attempt"
         why = past.recycled or self.lost_peer
@@ -162,9 +162,9 @@ class NextStart:
             lost_seconds=UNSET if past.unsaved_s is None else round(past.unsaved_s, 3),
             why=why,
         )
-        self._out.append(WriteEntry(restarting, self._task, past.incarnation))
+        journal = WriteEntry(restarting, self._task, past.incarnation)
         if self.lost_peer:
-            return ""  # the peer's end is already reported
+            return Reaction([journal])  # the peer's end is already reported
         resumes = self.gang_size > 0 or (
             self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
         )
@@ -180,11 +180,10 @@ class NextStart:
             suspected_step=kept.suspected_step,
         )
         untold, self._untold = self._untold, ""
-        self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))
-        return ""
+        return Reaction([journal, Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold))])
 
-    def _give_up(self, why: str) -> str:
-        self.tell_end()
+    def _give_up(self, why: str) -> Reaction:
+        wanted = self.tell_end()
         past, self.gave_up = self._past, why
         assert past is not None, "given up after no attempt"
         # On a terminal the program's own output, with its traceback, is directly above.
@@ -192,26 +191,22 @@ class NextStart:
         traceback = words.traceback if words and self._is_detached else ""
         left = self.goes_on_with()
         self.was_end = left is None
-        if left is None:
-            self._out.append(WriteEntry(entries.GaveUp(why=why), self._task, past.incarnation))
-        else:
-            self._out.append(WriteEntry(entries.TaskGivenUp(why=why, workers=left), self._task, past.incarnation))
+        entry = entries.GaveUp(why=why) if left is None else entries.TaskGivenUp(why=why, workers=left)
+        wanted.append(WriteEntry(entry, self._task, past.incarnation))
         if not self._observes:  # an observed program is never restarted, so there is nothing to say
             text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
-            self._out.append(Say(text, is_bad=True, traceback=traceback))
-        return why
+            wanted.append(Say(text, is_bad=True, traceback=traceback))
+        return Reaction(wanted, LifecycleEvent.GAVE_UP, why)
 
     # -- reports about the last attempt --------------------------------------------------------------------
-    def keep_end(self, text: str) -> None:
+    def keep_end(self, text: str) -> list[Action]:
         """Report how it ended: for a member of a gang together with what follows, otherwise at
         once.
         """
         self._untold = text
-        if not self.gang_size:
-            self.tell_end()
+        return [] if self.gang_size else self.tell_end()
 
-    def tell_end(self) -> None:
+    def tell_end(self) -> list[Action]:
         """Report how the last attempt ended, unless that was reported."""
         untold, self._untold = self._untold, ""
-        if untold:
-            self._out.append(Say(untold, is_bad=True))
+        return [Say(untold, is_bad=True)] if untold else []

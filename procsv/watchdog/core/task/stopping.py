@@ -12,7 +12,7 @@ from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.watchdog_messages import StopTraining
-from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Say, Signal, Tell
+from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Tell
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings
 
@@ -21,10 +21,10 @@ TREE_S_MAX = 30.0  # a process that is still there this long after a kill is cal
 
 
 class Stopping:
-    """Ends the running or last attempt. `out` collects the actions."""
+    """Ends the running or last attempt."""
 
-    def __init__(self, task: TaskId, settings: Settings, out: list[Action]) -> None:
-        self._task, self._observes, self._out = task, settings.observes, out
+    def __init__(self, task: TaskId, settings: Settings) -> None:
+        self._task, self._observes = task, settings.observes
         self._grace_s = settings.launch.grace_s
         self._own_grace_s: float | None = None  # a preemption's time until the kill
         self._is_serverless = False
@@ -67,24 +67,26 @@ class Stopping:
                 self._kill_at_s = min(self._kill_at_s, now_s + self.stop_s)
 
     # -- its processes -------------------------------------------------------------------------------------
-    def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> None:
+    def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> list[Action]:
         """Ask it to end. A repeated request gives it no more time."""
-        self._out.append(Tell(self._task, StopTraining(self.stop_s, self.reason, ends_run)))
+        asked = Tell(self._task, StopTraining(self.stop_s, self.reason, ends_run))
         if self.is_told:
-            return
+            return [asked]
         self.is_told, self._kill_at_s = True, now_s + self.stop_s
-        if not self._observes:  # an observed program has no handler of ours, so a signal would kill it
-            self._out.append(Signal(self._task, incarnation, signal.SIGTERM))
-            self._out.append(Signal(self._task, incarnation, signal.SIGCONT))  # a stopped one would not hear it
+        if self._observes:  # an observed program has no handler of ours, so a signal would kill it
+            return [asked]
+        # A stopped process would not hear the first signal without the second.
+        numbers = (signal.SIGTERM, signal.SIGCONT)
+        return [asked, *(Signal(self._task, incarnation, number) for number in numbers)]
 
-    def kill(self, incarnation: int, now_s: float) -> None:
-        self._out.append(KillTree(self._task, incarnation))
+    def kill(self, incarnation: int, now_s: float) -> list[Action]:
         self._killed_s, self._kill_at_s = now_s, None
+        return [KillTree(self._task, incarnation)]
 
-    def clear(self, incarnation: int, now_s: float, *, has_ended: bool = False) -> None:
+    def clear(self, incarnation: int, now_s: float, *, has_ended: bool = False) -> list[Action]:
         """It is dead: end the processes that it left. `has_ended`: it ended normally by itself."""
         self.tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
-        self._out.append(ClearTree(self._task, incarnation, has_ended))
+        return [ClearTree(self._task, incarnation, has_ended)]
 
     def is_cleared(self) -> bool:
         """Note that none of its processes is left; False if that was known."""
@@ -98,19 +100,15 @@ class Stopping:
 
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
-        """True once, when its time to end is over and it `is_killed` for that."""
-        if self._kill_at_s is None or now_s < self._kill_at_s:
+        """True once, when its time to end is over, and it `is_killed` for that or only observed."""
+        if self._kill_at_s is None or now_s < self._kill_at_s or not (is_killed or self._observes):
             return False
-        if self._observes:
-            self._kill_at_s = None
-            self._out.append(Say(wording.NOT_STOPPED, is_bad=True))
-        elif is_killed:
-            self._kill_at_s = None
+        self._kill_at_s = None
+        if not self._observes:
             self.we_killed = wording.too_late(self._grace_s, self._own_grace_s)
             if self._is_serverless:
                 self.we_killed = wording.too_late_without_server(self.stop_s)
-            return True
-        return False
+        return True
 
     def take_stays(self, now_s: float) -> bool:
         """True once, when something of it remains for too long after the kill."""

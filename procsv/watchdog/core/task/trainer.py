@@ -3,7 +3,7 @@
 Used by run.py, one for each task. It feeds the lifecycle table and turns its actions into actions
 for the reactor. stopping.py ends an attempt, trainer_news.py reads what it shows and says,
 next_start.py decides what follows, and trainer_facts.py holds what is known of the task. Pure: time
-and facts are arguments, actions are appended to a list.
+and facts are arguments, and each method returns the actions that it wants, in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
 from procsv.watchdog.core.settings import AdoptedTask, Settings
-from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, TaskState
+from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, Reaction, TaskState
 from procsv.watchdog.core.task.next_start import Past
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
@@ -38,96 +38,84 @@ _DEATHS = {CauseKind.DONE: LifecycleEvent.FINISHED, CauseKind.CHECKPOINTED: Life
 
 
 class TrainerSupervisor(TrainerFacts):
-    """Supervises the trainer. `out` collects the actions."""
-
-    def __init__(
-        self,
-        task: TaskId,
-        incarnation: int,
-        settings: Settings,
-        rng: Random,
-        now_s: float,
-        out: list[Action],
-    ) -> None:
-        super().__init__(task, incarnation, settings, rng, now_s, out, self.go_back)
-        self._observes, self._out = settings.observes, out
-        self._news = TrainerNews(self, out)
-        self._watch = TrainerWatch(
-            task, self.hanging, self.protection, self.progress, self.record, settings.observes, out
-        )
+    def __init__(self, task: TaskId, incarnation: int, settings: Settings, rng: Random, now_s: float) -> None:
+        super().__init__(task, incarnation, settings, rng, now_s, self.go_back)
+        self._observes = settings.observes
+        self._news = TrainerNews(self)
+        self._watch = TrainerWatch(task, self.hanging, self.protection, self.progress, self.record, settings.observes)
 
     # -- starts --------------------------------------------------------------------------------------------
-    def start(self, now_s: float) -> None:
+    def start(self, now_s: float) -> list[Action]:
         if not self.start_waits_s:
-            self._do((LifecycleAction.SPAWN,), now_s)
-            return
+            return self._do((LifecycleAction.SPAWN,), now_s)
         self.next.due_s = now_s
-        self.life.handle(LifecycleEvent.HELD)
+        return self._do(self.life.handle(LifecycleEvent.HELD), now_s)
 
     def prepares(self, news: Preparing) -> None:
         """Its host is preparing something else for its next start than before."""
         self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
 
-    def adopt(self, one: AdoptedTask, now_s: float) -> None:
+    def adopt(self, one: AdoptedTask, now_s: float) -> list[Action]:
         """Already running: a previous coordinator started it. Its attempt continues."""
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
         adopted = WriteEntry(entries.Adopted(pid=one.pid, host=one.host), self.task, self.incarnation)
-        self._out += [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
+        wanted: list[Action] = [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
         if one.is_ready:
             self.record.adopted(self.incarnation, now_s)
             self.history.ready(self.durable_step)
-            self._handle(LifecycleEvent.READY, now_s)
+            wanted += self._handle(LifecycleEvent.READY, now_s)
+        return wanted
 
-    def not_started(self, news: NotStarted, now_s: float) -> None:
+    def not_started(self, news: NotStarted, now_s: float) -> list[Action]:
         state = self.life.state
         self.stopping.never_began()
         if state is TaskState.STOPPING:  # it was asked to end before it was started, so this is its end
-            self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
-            return
+            return self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
+        wanted: list[Action] = []
         self.next.due_s = now_s
         if state is not TaskState.RECYCLING and not news.is_tried_again:  # not if it was ended before it began
-            self._out.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
+            wanted.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
             self.next.due_s += self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_STARTED, news.error)
         if news.is_tried_again:
-            self.stopping.clear(self.incarnation, now_s)
+            wanted += self.stopping.clear(self.incarnation, now_s)
+        return wanted
 
     # -- what it shows and says ----------------------------------------------------------------------------
-    def beat(self, beat: Heartbeat, now_s: float) -> None:
+    def beat(self, beat: Heartbeat, now_s: float) -> list[Action]:
         """Read the running trainer's current heartbeat."""
-        if self.pid and (event := self._news.read_beat(beat)) is not None:
-            self._handle(event, now_s)
+        return self._follow(self._news.read_beat(beat), now_s) if self.pid else []
 
     def see_memory(self, step: int) -> None:
         """Note the step of the newest snapshot in memory."""
         self.snapshots.see_memory(step, self.progress.own_step)
 
-    def said(self, said: Said, now_s: float) -> None:
+    def said(self, said: Said, now_s: float) -> list[Action]:
         """Handle a message from the running trainer. A message from an older attempt changes
         nothing.
         """
         if said.incarnation != self.incarnation:
-            return
+            return []
         if not self.pid:
-            self._news.said_at_its_end(said.body)
-        elif (event := self._news.said(said.body)) is not None:
-            self._handle(event, now_s)
+            return self._news.said_at_its_end(said.body)
+        return self._follow(self._news.said(said.body), now_s)
 
     # -- its death -----------------------------------------------------------------------------------------
-    def died(self, ended: Ended, now_s: float) -> None:
+    def died(self, ended: Ended, now_s: float) -> list[Action]:
         if ended.incarnation != self.incarnation:
-            return
+            return []
+        wanted: list[Action] = []
         if ended.beat is not None:
-            self._news.read_beat(ended.beat)
+            wanted += self._news.read_beat(ended.beat).wanted
         self.progress.see_taken(ended.taken_step)
         # If the program was never seen to train, its threads may be its whole purpose.
         is_known = ended.beat is not None and self.hanging.liveness.had_session
         code = ended.beat.returned if ended.beat is not None and is_known else NOT_RETURNED
         # If the program had returned, a signal that hit its process later is not its end.
         if code != NOT_RETURNED and ended.exit.code is None:
-            self._out.append(Say(wording.killed_after_its_end(ended.exit, code)))
+            wanted.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
         # A program that returned before it was asked to end has its own exit code; one that was asked has ours (75).
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
@@ -135,7 +123,8 @@ class TrainerSupervisor(TrainerFacts):
             is_in_time and self.life.state in (TaskState.STOPPING, TaskState.RECYCLING) and not self.next.lost_peer
         )
         is_stopping = is_asked or self.ends_run
-        kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
+        kind, told = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
+        wanted += told
         self.hanging.end_watch()
         self.pid = 0
         if self.progress.keeps_state:
@@ -148,16 +137,17 @@ class TrainerSupervisor(TrainerFacts):
         is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # a handler may return on our request
         if event is LifecycleEvent.FINISHED and is_returned and self.life.state is TaskState.STOPPING:
             event = LifecycleEvent.COMPLETED
-        self._handle(event, now_s, how)
-        self.record.tell_report()
-        self.next.tell_end()
+        wanted += self._handle(event, now_s, how)
+        wanted += self.record.tell_report()
+        wanted += self.next.tell_end()
         was_killed = ended.exit.signal is not None and not (is_asked or self.ends_run or ended.lost)
         if was_killed and self.progress.keeps_state and not self._observes:
-            self._out += self.protection.warn(self.task, self.incarnation, now_s, is_killed=True)
+            wanted += self.protection.warn(self.task, self.incarnation, now_s, is_killed=True)
+        return wanted
 
-    def tree_gone(self, incarnation: int, now_s: float) -> None:
-        if incarnation == self.incarnation and self.stopping.is_cleared():
-            self._handle(LifecycleEvent.TREE_GONE, now_s)
+    def tree_gone(self, incarnation: int, now_s: float) -> list[Action]:
+        is_news = incarnation == self.incarnation and self.stopping.is_cleared()
+        return self._handle(LifecycleEvent.TREE_GONE, now_s) if is_news else []
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: TrainerSupervisor, size: int) -> None:
@@ -166,7 +156,7 @@ class TrainerSupervisor(TrainerFacts):
         """
         self.next.bind(chief.next, size)
 
-    def leave_gang(self, why: str, now_s: float) -> None:
+    def leave_gang(self, why: str, now_s: float) -> list[Action]:
         """Its gang is broken: end it, without charge, and hold it until it may rejoin."""
         self.next.is_held = True
         if self.life.state is TaskState.DONE:
@@ -174,34 +164,34 @@ class TrainerSupervisor(TrainerFacts):
         elif self.life.state is not TaskState.BACKOFF:
             frozen = "a signal (SIGSTOP) had stopped it; " if self.record.is_frozen else ""
             self.next.lost_peer = f"{frozen}{why}"
-        self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
+        return self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
 
     # -- what is kept of it --------------------------------------------------------------------------------
     def durable(self, news: checkpoint_messages.Durable) -> None:
         self.progress.durable(news)
         self.history.durable(news.step)
 
-    def settled(self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float) -> None:
+    def settled(
+        self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float
+    ) -> list[Action]:
         """The dead trainer's last state is on disk, or cannot be saved."""
-        if self.last_save.flush_answered(of, news.error):
-            self.weigh_verdict(now_s)
+        return self.weigh_verdict(now_s) if self.last_save.flush_answered(of, news.error) else []
 
-    def weigh_verdict(self, now_s: float) -> None:
+    def weigh_verdict(self, now_s: float) -> list[Action]:
         """The last state is on disk, or cannot be saved: now the progress is known."""
-        if why := self.next.weigh(now_s):
-            self._handle(LifecycleEvent.GAVE_UP, now_s, why)
+        return self._follow(self.next.weigh(now_s), now_s)
 
-    def go_back(self, step: int) -> None:
+    def go_back(self, step: int) -> list[Action]:
         """Attempts that resumed from that state crashed repeatedly: give the next trainer the one
         before it.
         """
         self.progress.suspected_step = step
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # a running one's gang is about to end
         suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
-        self._out += [Say(wording.going_back(step), is_bad=True), suspected]
+        return [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
-    def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
+    def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> list[Action]:
         """End it, because the run ends. `now`: without waiting for the program. `reason`: for its
         last checkpoint.
         """
@@ -209,54 +199,59 @@ class TrainerSupervisor(TrainerFacts):
             self.stopping.we_killed = why
         self.stopping.reason = reason
         self.next.stop_asked()
-        self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
+        return self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
 
-    def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
+    def recycle(self, why: str, by_hand: bool, now_s: float) -> list[Action]:
         """Let the trainer save and end, and restart it; a planned restart costs nothing."""
         if by_hand:
             self.history.forgive()
             self.next.due_s = now_s if self.next.due_s is not None else None
+        wanted: list[Action] = []
         if self.life.is_live:
             self.stopping.recycle(why)
-            self._out.append(Say(f"restarting the program: {why}"))
-        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)
+            wanted.append(Say(f"restarting the program: {why}"))
+        return [*wanted, *self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)]
 
-    def preempt(self, grace_s: float, source: str, now_s: float) -> None:
+    def preempt(self, grace_s: float, source: str, now_s: float) -> list[Action]:
         """Give the trainer a preemption notice, kill it at the end of the grace, and restart it."""
         if not self.pid or not self.life.is_live:
-            return
+            return []
         notice = WriteEntry(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
-        self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
+        told = Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")
         self.stopping.preempt(source, grace_s)
-        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)
+        return [notice, told, *self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)]
 
     # -- time ----------------------------------------------------------------------------------------------
-    def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> None:
+    def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> list[Action]:
         """Check whether the running trainer progresses. `activity`: of its processes, if they were
         checked.
         """
         state = self.life.state
-        if (event := self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
-            self._handle(event, now_s)
+        found = self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)
+        return self._follow(found, now_s)
 
-    def see_room(self, has_room: bool, now_s: float) -> None:
+    def see_room(self, has_room: bool, now_s: float) -> list[Action]:
         """The logdir's disk was checked, because this task waits for room on it."""
-        if self.next.awaits_room and (why := self.next.see_room(has_room, now_s)):
-            self._handle(LifecycleEvent.GAVE_UP, now_s, why)
+        return self._follow(self.next.see_room(has_room, now_s), now_s) if self.next.awaits_room else []
 
-    def check_deadlines(self, now_s: float) -> None:
-        if self.life.state is TaskState.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
-            self._do((LifecycleAction.KILL_TREE,), now_s)
+    def check_deadlines(self, now_s: float) -> list[Action]:
+        wanted: list[Action] = []
+        if self.life.state is TaskState.HUNG:
+            wanted += self.hanging.climb(self.incarnation, now_s)
+            if self.hanging.is_to_be_killed(now_s):
+                wanted += self._do((LifecycleAction.KILL_TREE,), now_s)
         late = _LATE.get(self.life.state)
-        if self.stopping.take_late(now_s, is_killed=late is not None) and late is not None:
-            self._handle(late, now_s, self.stopping.we_killed)
+        if self.stopping.take_late(now_s, is_killed=late is not None):
+            if self._observes:
+                wanted.append(Say(wording.NOT_STOPPED, is_bad=True))
+            elif late is not None:
+                wanted += self._handle(late, now_s, self.stopping.we_killed)
         if self.stopping.take_stays(now_s):
-            self._handle(LifecycleEvent.TREE_STAYS, now_s)
+            wanted += self._handle(LifecycleEvent.TREE_STAYS, now_s)
         start_s = self._start_s()
-        if start_s is None or self.life.state is not TaskState.BACKOFF:
-            return
-        if now_s >= start_s:
-            self._handle(LifecycleEvent.DELAY_OVER, now_s)
+        if start_s is not None and now_s >= start_s and self.life.state is TaskState.BACKOFF:
+            wanted += self._handle(LifecycleEvent.DELAY_OVER, now_s)
+        return wanted
 
     def _start_s(self) -> float | None:
         """Return when the next trainer can start: after its tree is gone and its host has prepared
@@ -277,48 +272,55 @@ class TrainerSupervisor(TrainerFacts):
         return first_due_s((self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s()))
 
     # -- what follows --------------------------------------------------------------------------------------
-    def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:
+    def _follow(self, reaction: Reaction, now_s: float) -> list[Action]:
+        """Return what a part wants, then what its news leads to."""
+        wanted, event, detail = reaction
+        return wanted if event is None else [*wanted, *self._handle(event, now_s, detail)]
+
+    def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> list[Action]:
         was = self.life.state
-        self._do(self.life.handle(event, detail), now_s)
-        if self.life.state is not was:
-            self._out.append(WriteRun())
+        wanted = self._do(self.life.handle(event, detail), now_s)
+        return wanted if self.life.state is was else [*wanted, WriteRun()]
 
-    def _do(self, actions: tuple[LifecycleAction, ...], now_s: float) -> None:
-        for action in actions:
-            match action:
-                case LifecycleAction.SPAWN:
-                    self._spawn(now_s)
-                case LifecycleAction.DUMP_STACKS:
-                    self.hanging.start_escalation(self.incarnation, now_s)
-                case LifecycleAction.REPORT_HANG:
-                    self.hanging.report_hang(self.incarnation, now_s, "it was not started by procsv, and is left alone")
-                case LifecycleAction.REPORT_PROGRESS:
-                    self._watch.report_progress(self.incarnation)
-                case LifecycleAction.TELL_STOP:
-                    self.hanging.end_watch()
-                    self.stopping.tell(self.incarnation, ends_run=self.life.state is TaskState.STOPPING, now_s=now_s)
-                case LifecycleAction.KILL_TREE:
-                    self.stopping.kill(self.incarnation, now_s)
-                    self.hanging.end_watch()
-                case LifecycleAction.CLEAN_UP:
-                    has_ended = (
-                        self.record.last_death is not None
-                        and self.record.last_death.exit.code == 0
-                        and not self._observes
-                    )
-                    self.stopping.clear(self.incarnation, now_s, has_ended=has_ended)
-                case LifecycleAction.DECIDE_RESTART:
-                    self._decide_restart(now_s)
-                case LifecycleAction.ALERT:
-                    text = (
-                        f"processes of {self.task} {self.incarnation} do not die, although they were killed: a disk or a device holds "
-                        "them. Until they are gone, nothing else may write to the logdir: free what holds them, or reboot"
-                    )
-                    self._out.append(Say(text, is_bad=True))
-                case LifecycleAction.END_RUN:
-                    self.ends_run, self.next.due_s = True, None
+    def _do(self, actions: tuple[LifecycleAction, ...], now_s: float) -> list[Action]:
+        return [wanted for action in actions for wanted in self._do_one(action, now_s)]
 
-    def _spawn(self, now_s: float) -> None:
+    def _do_one(self, action: LifecycleAction, now_s: float) -> list[Action]:
+        match action:
+            case LifecycleAction.SPAWN:
+                return self._spawn(now_s)
+            case LifecycleAction.DUMP_STACKS:
+                return self.hanging.start_escalation(self.incarnation, now_s)
+            case LifecycleAction.REPORT_HANG:
+                return self.hanging.report_hang(
+                    self.incarnation, now_s, "it was not started by procsv, and is left alone"
+                )
+            case LifecycleAction.REPORT_PROGRESS:
+                return self._watch.report_progress(self.incarnation)
+            case LifecycleAction.TELL_STOP:
+                self.hanging.end_watch()
+                ends_run = self.life.state is TaskState.STOPPING
+                return self.stopping.tell(self.incarnation, ends_run=ends_run, now_s=now_s)
+            case LifecycleAction.KILL_TREE:
+                self.hanging.end_watch()
+                return self.stopping.kill(self.incarnation, now_s)
+            case LifecycleAction.CLEAN_UP:
+                last = self.record.last_death
+                has_ended = last is not None and last.exit.code == 0 and not self._observes
+                return self.stopping.clear(self.incarnation, now_s, has_ended=has_ended)
+            case LifecycleAction.DECIDE_RESTART:
+                return self._decide_restart(now_s)
+            case LifecycleAction.ALERT:
+                text = (
+                    f"processes of {self.task} {self.incarnation} do not die, although they were killed: a disk or a device holds "
+                    "them. Until they are gone, nothing else may write to the logdir: free what holds them, or reboot"
+                )
+                return [Say(text, is_bad=True)]
+            case LifecycleAction.END_RUN:
+                self.ends_run, self.next.due_s = True, None
+                return []
+
+    def _spawn(self, now_s: float) -> list[Action]:
         if self.record.last_death is not None and self.record.last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
@@ -327,16 +329,16 @@ class TrainerSupervisor(TrainerFacts):
         self.stopping.start_attempt()
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
-        self._out.append(StartAttempt(self.task, self.incarnation, due_s))
+        return [StartAttempt(self.task, self.incarnation, due_s)]
 
-    def _decide_restart(self, now_s: float) -> None:
+    def _decide_restart(self, now_s: float) -> list[Action]:
         ended, stopping = self.record.last_death, self.stopping
         assert ended is not None, "a restart to decide on, and no death"
         if self.ends_run:
-            return
+            return []
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
-            self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # it stopped by itself, or by Ctrl-C
-            return
+            # It stopped by itself, or by Ctrl-C.
+            return self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))
         is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None
         )
@@ -346,5 +348,4 @@ class TrainerSupervisor(TrainerFacts):
         past = Past(
             self.incarnation, death, stopping.recycled, is_planned, self.protection.serves, self.record.unsaved_s
         )
-        if why := self.next.decide(past, now_s):
-            self._handle(LifecycleEvent.GAVE_UP, now_s, why)
+        return self._follow(self.next.decide(past, now_s), now_s)

@@ -75,7 +75,7 @@ class LastSave:
 
 
 class TrainerFacts:
-    """The state of a task, through all its attempts. `out` collects the actions of its parts."""
+    """The state of a task, through all its attempts."""
 
     def __init__(
         self,
@@ -84,18 +84,17 @@ class TrainerFacts:
         settings: Settings,
         rng: Random,
         now_s: float,
-        out: list[Action],
-        go_back: Callable[[int], None],
+        go_back: Callable[[int], list[Action]],
     ) -> None:
         """`go_back`: called with a step from which no attempt may resume again."""
         self.task = task
         self.life = Lifecycle()
         self.progress = TaskProgress(settings, keeps_state=task == settings.tasks[0])
-        self.stopping = Stopping(task, settings, out)
-        self.next = NextStart(task, settings, rng, self.progress, go_back, out)
-        self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s, out)
+        self.stopping = Stopping(task, settings)
+        self.next = NextStart(task, settings, rng, self.progress, go_back)
+        self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s)
         liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
-        self.hanging = HangEscalation(task, liveness, settings.launch, out)
+        self.hanging = HangEscalation(task, liveness, settings.launch)
         self.protection = Protection(settings.launch)
         self.last_save = LastSave(task)
         self.incarnation = incarnation  # of the running trainer, or of the next one

@@ -1,7 +1,7 @@
 """Read the news of the running trainer: its heartbeat and its messages.
 
 Used by trainer.py. Pure. It passes news to the parts of the task that they concern, and returns
-what they mean for the lifecycle as an event.
+what these want with what the news is for the lifecycle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from procsv.base.journal import entries
 from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, WriteEntry
-from procsv.watchdog.core.task.lifecycle import LifecycleEvent
+from procsv.watchdog.core.task.lifecycle import LifecycleEvent, Reaction
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 
 _PHASES = {
@@ -25,68 +25,67 @@ _PHASES = {
 
 
 class TrainerNews:
-    """`of`: the task whose parts keep the news. `out` collects journal entries and messages."""
+    """`of`: the task whose parts keep the news."""
 
-    def __init__(self, of: TrainerFacts, out: list[Action]) -> None:
-        self._of, self._out = of, out
+    def __init__(self, of: TrainerFacts) -> None:
+        self._of = of
 
-    def read_beat(self, beat: Heartbeat) -> LifecycleEvent | None:
+    def read_beat(self, beat: Heartbeat) -> Reaction:
         """Read the heartbeat, of a running trainer or as a dead one left it."""
         if self._of.progress.read_beat(beat):
             self._of.history.served()
-        if news := self._of.protection.see(beat):
-            self._out.append(news)
-        return _PHASES.get(beat.phase)
+        news = self._of.protection.see(beat)
+        return Reaction([news] if news else [], _PHASES.get(beat.phase))
 
-    def said(self, body: messages.Body) -> LifecycleEvent | None:
+    def said(self, body: messages.Body) -> Reaction:
         """Handle a message from the running trainer."""
         match body:
             case messages.Hello():
                 self._of.was_connected = True
-                return LifecycleEvent.HELLO
+                return Reaction([], LifecycleEvent.HELLO)
             case watchdog_messages.FirstStepDone() as recovered:
-                self._recovered(recovered)
-                return LifecycleEvent.READY
+                return Reaction(self._recovered(recovered), LifecycleEvent.READY)
             case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
                 pass  # it received our own signal
             case watchdog_messages.Note(entry):
-                self._noted(entry)
+                return Reaction(self._noted(entry))
             case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
                 pass  # event_loop.py answers the first, and sends LogdirAdopted; the second is for the gang
             case watchdog_messages.Loaded():
                 pass  # for its host
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
-        return None
+        return Reaction([])
 
-    def said_at_its_end(self, body: messages.Body) -> None:
+    def said_at_its_end(self, body: messages.Body) -> list[Action]:
         """Handle a message that it sent before its end, but that arrived after its end was seen.
 
         That happens if nothing was received for a while.
         """
         match body:
             case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
-                self._journal(failed)
-                self._of.snapshots.failed(failed)
+                return [self._journal(failed), *self._of.snapshots.failed(failed)]
+        return []
 
-    def _noted(self, entry: entries.Entry) -> None:
-        self._journal(entry)
+    def _noted(self, entry: entries.Entry) -> list[Action]:
+        noted: list[Action] = [self._journal(entry)]
         match entry:
             case entries.CheckpointsDeleted(kept=False):
                 self._of.deletes_logdir = True
             case entries.SnapshotFailed():
-                self._out += self._of.snapshots.failed(entry)
+                noted += self._of.snapshots.failed(entry)
             case entries.SnapshotsResumed(step=step):
-                self._out.append(self._of.snapshots.resumed(step))
+                noted.append(self._of.snapshots.resumed(step))
+        return noted
 
-    def _journal(self, entry: entries.Entry) -> None:
-        self._out.append(WriteEntry(entry, self._of.task, self._of.incarnation))
+    def _journal(self, entry: entries.Entry) -> WriteEntry:
+        return WriteEntry(entry, self._of.task, self._of.incarnation)
 
-    def _recovered(self, recovered: watchdog_messages.FirstStepDone) -> None:
+    def _recovered(self, recovered: watchdog_messages.FirstStepDone) -> list[Action]:
         of = self._of
         saved_step = max(of.progress.offered_step, of.progress.durable_step)
         of.progress.recovered(recovered)
-        self._out += of.protection.see_first_step(of.task, of.incarnation, recovered.habit, saved_step)
+        warned = of.protection.see_first_step(of.task, of.incarnation, recovered.habit, saved_step)
         of.hanging.liveness.see_session()
         of.history.ready(recovered.restored_step)
-        of.record.ready(of.incarnation, recovered)
+        return [*warned, *of.record.ready(of.incarnation, recovered)]

@@ -1,6 +1,6 @@
 """Watch the running trainer: whether it progresses, and what to report if it does not.
 
-Used by trainer.py. Pure. It returns what it sees as an event of the lifecycle.
+Used by trainer.py. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
-from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, TaskState
+from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, Reaction, TaskState
 from procsv.watchdog.core.task.progress import TaskProgress
 from procsv.watchdog.core.task.protection import Protection
 
@@ -29,7 +29,6 @@ class TrainerWatch:
     progress: TaskProgress
     record: AttemptRecord
     observes: bool
-    out: list[Action]
     _stalled_s: float = 0.0  # how long the observed program made no progress
     _is_suspected: bool = False  # suspected of doing nothing at all; reported once
 
@@ -41,39 +40,41 @@ class TrainerWatch:
         is_stopped: bool,
         activity: int | None,
         now_s: float,
-    ) -> LifecycleEvent | None:
-        """Return the resulting event, if any. `activity`: of its processes, if they were checked."""
+    ) -> Reaction:
+        """`activity`: of its processes, if they were checked."""
+        wanted: list[Action] = []
         if is_stopped and state is TaskState.RUNNING:
             self.record.freeze(now_s)
         else:
-            self.record.thaw(incarnation, now_s, is_running=state is TaskState.RUNNING)
+            wanted += self.record.thaw(incarnation, now_s, is_running=state is TaskState.RUNNING)
         self.hanging.liveness.read_activity(activity, now_s)
         if self.hanging.is_found(beat, is_stopped, now_s):
             hang = self.hanging.hang
             if hang is not None and self.hanging.liveness.has_returned and not self.observes:
-                self.out.append(Say(wording.lingers(hang.seconds)))
-                return LifecycleEvent.RECYCLE_ASKED  # it saves and ends with the program's exit code, or is killed
-            return LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS
+                wanted.append(Say(wording.lingers(hang.seconds)))
+                # It saves and ends with the program's exit code, or is killed.
+                return Reaction(wanted, LifecycleEvent.RECYCLE_ASKED)
+            return Reaction(wanted, LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS)
         if (news := self.hanging.liveness.take_too_short()) is not None:
-            self.out.append(Say(wording.limit_doubled(news)))
+            wanted.append(Say(wording.limit_doubled(news)))
         if state is TaskState.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
             self._stalled_s = seconds
-            return LifecycleEvent.MOVES
+            return Reaction(wanted, LifecycleEvent.MOVES)
         if state in LIVE and not self.observes:
-            self._watch_without_session(incarnation, now_s)
-        return None
+            wanted += self._watch_without_session(incarnation, now_s)
+        return Reaction(wanted)
 
-    def _watch_without_session(self, incarnation: int, now_s: float) -> None:
+    def _watch_without_session(self, incarnation: int, now_s: float) -> list[Action]:
         """Report what can be said about a program without a session. It may not be training, and is
         left alone.
         """
-        if self.progress.keeps_state:
-            self.out += self.protection.warn(self.task, incarnation, now_s)
+        wanted = self.protection.warn(self.task, incarnation, now_s) if self.progress.keeps_state else []
         hang = self.hanging.liveness.suspicion(now_s)
         if hang is not None and not self._is_suspected:
             self._is_suspected = True
-            self.out += wording.does_nothing(self.task, incarnation, hang)
+            wanted += wording.does_nothing(self.task, incarnation, hang)
+        return wanted
 
-    def report_progress(self, incarnation: int) -> None:
+    def report_progress(self, incarnation: int) -> list[Action]:
         """A stalled program makes progress again."""
-        self.out += wording.goes_on(self.task, incarnation, self._stalled_s, self.progress.own_step)
+        return list(wording.goes_on(self.task, incarnation, self._stalled_s, self.progress.own_step))

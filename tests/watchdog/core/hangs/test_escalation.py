@@ -11,7 +11,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Say, Signal, WriteEntry
+from procsv.watchdog.core.actions import Say, Signal, WriteEntry
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
@@ -27,7 +27,7 @@ WHAT = (" 10 min 5 s in phase restore, ", " 10 min 0 s")
 
 def watched() -> HangEscalation[Liveness]:
     launch = LaunchSettings(hang_limits_s={"restore": 600.0})
-    escalation = HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, [])
+    escalation = HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch)
     escalation.start_watch(1000.0)
     return escalation
 
@@ -53,17 +53,25 @@ def escalated(is_stopped: bool = False) -> HangEscalation[Liveness]:
     return escalation
 
 
+def climb(escalation: HangEscalation[Liveness], now_s: float) -> tuple[list[int], bool]:
+    """The signals to send, and whether it is to be killed."""
+    signals = escalation.climb(3, now_s)
+    numbers = [one.number for one in signals if isinstance(one, Signal)]
+    assert signals == [Signal(TRAINER, 3, number) for number in numbers]
+    return numbers, escalation.is_to_be_killed(now_s)
+
+
 def test_a_hang_is_found_once_and_only_in_a_watched_process() -> None:
     assert look(found(), FOUND_S, 3000.0) == []
     launch = LaunchSettings()
-    assert look(HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, []), 1000.0, 3000.0) == []
+    assert look(HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch), 1000.0, 3000.0) == []
     asked_to_stop = watched()
     asked_to_stop.end_watch()
     assert look(asked_to_stop, 1000.0, 3000.0) == []
 
 
 def test_a_hang_is_journaled_reported_and_asks_for_the_main_threads_stack() -> None:
-    assert escalated().out == [
+    assert found().start_escalation(3, FOUND_S) == [
         WriteEntry(an_entry("hang_detected", phase="restore", seconds=605.0, step=7), TRAINER, 3),
         Say(Naming("trainer 3 hangs: ", *WHAT), is_bad=True),
         Signal(TRAINER, 3, MAIN_DUMP_SIGNAL),
@@ -73,74 +81,61 @@ def test_a_hang_is_journaled_reported_and_asks_for_the_main_threads_stack() -> N
 def test_the_journal_has_seconds_with_one_decimal() -> None:
     escalation = watched()
     escalation.hang = Hang(Phase.STEP, 123.456, 120.0, 7)
-    escalation.report_hang(3, FOUND_S, "left alone")
-    assert escalation.out == [
+    assert escalation.report_hang(3, FOUND_S, "left alone") == [
         WriteEntry(an_entry("hang_detected", phase="step", seconds=123.5, step=7), TRAINER, 3),
         Say(Naming("trainer 3", " 2 min 3 s ", "phase step, ", " 2 min 0 s; left alone"), is_bad=True),
     ]
 
 
 def test_a_service_is_named_as_a_service_with_its_details() -> None:
-    out: list[Action] = []
     launch = LaunchSettings()
-    escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch, out)
+    escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch)
     escalation.hang = Hang(Phase.IDLE, 61.0, 60.0, 7, "no news")
-    escalation.report_hang(2, 1000.0, "ending it")
-    assert out[1:] == [Say(Naming("checkpoint service", ": no news; "), is_bad=True)]
+    assert escalation.report_hang(2, 1000.0, "ending it")[1:] == [
+        Say(Naming("checkpoint service", ": no news; "), is_bad=True)
+    ]
     escalation.was_stopped = True
     assert escalation.evidence(Exit(None, signal.SIGKILL), "") == Naming("no news, ", "SIGSTOP", "SIGKILL")
 
 
 def test_a_process_is_asked_for_all_stacks_then_aborted_after_five_seconds_and_killed_after_ten_more() -> None:
     escalation = escalated()
-    escalation.out.clear()
     assert escalation.next_due_s() == FOUND_S + 2.5
-    assert not escalation.is_to_be_killed(3, FOUND_S + 2.4)
-    assert escalation.out == []
-    assert not escalation.is_to_be_killed(3, FOUND_S + 2.5)
-    assert escalation.out == [Signal(TRAINER, 3, DUMP_SIGNAL)]
-    escalation.out.clear()
+    assert climb(escalation, FOUND_S + 2.4) == ([], False)
+    assert climb(escalation, FOUND_S + 2.5) == ([DUMP_SIGNAL], False)
     assert escalation.next_due_s() == FOUND_S + 5.0
-    assert not escalation.is_to_be_killed(3, FOUND_S + 4.9)
-    assert escalation.out == []
-    assert not escalation.is_to_be_killed(3, FOUND_S + 5.0)
-    assert escalation.out == [Signal(TRAINER, 3, signal.SIGABRT), Signal(TRAINER, 3, signal.SIGCONT)]
+    assert climb(escalation, FOUND_S + 4.9) == ([], False)
+    assert climb(escalation, FOUND_S + 5.0) == ([signal.SIGABRT, signal.SIGCONT], False)
     assert escalation.next_due_s() == FOUND_S + 15.0
-    assert not escalation.is_to_be_killed(3, FOUND_S + 14.9)
-    assert escalation.is_to_be_killed(3, FOUND_S + 15.0)
+    assert climb(escalation, FOUND_S + 14.9) == ([], False)
+    assert climb(escalation, FOUND_S + 15.0) == ([], True)
     assert escalation.next_due_s() is None
-    assert not escalation.is_to_be_killed(3, FOUND_S + 100.0), "once"
-    assert len(escalation.out) == 2
+    assert climb(escalation, FOUND_S + 100.0) == ([], False), "once"
 
 
 @pytest.mark.parametrize("after_s", [0.0, 2.5, 5.0])
 def test_a_process_that_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None:
     for leave in (HangEscalation.end_watch, lambda one: one.start_watch(2000.0)):
         escalation = escalated()
-        escalation.is_to_be_killed(3, FOUND_S + after_s)
+        climb(escalation, FOUND_S + after_s)
         leave(escalation)
-        escalation.out.clear()
         assert escalation.next_due_s() is None
-        assert not escalation.is_to_be_killed(3, 3000.0)
-        assert escalation.out == []
+        assert climb(escalation, 3000.0) == ([], False)
 
 
 def test_the_next_attempt_gets_twice_the_time_but_not_after_a_freeze() -> None:
     assert escalated().liveness.limit_s(Phase.RESTORE) == 1200.0
-    frozen = escalated(is_stopped=True)
+    frozen = found(is_stopped=True)
+    said = frozen.start_escalation(3, FOUND_S)[1:]
+    assert said == [Say(Naming("trainer 3", *WHAT, "SIGSTOP"), is_bad=True)], "and it is not asked for its stacks"
     assert frozen.liveness.limit_s(Phase.RESTORE) == 600.0
-    assert frozen.out[1:] == [Say(Naming("trainer 3", *WHAT, "SIGSTOP"), is_bad=True)], (
-        "and it is not asked for its stacks"
-    )
     assert frozen.next_due_s() == FOUND_S + 5.0
 
 
 def test_a_frozen_process_is_woken_to_dump_its_stacks_and_to_die() -> None:
     frozen = escalated(is_stopped=True)
-    frozen.out.clear()
-    assert not frozen.is_to_be_killed(3, FOUND_S + 5.0)
-    numbers = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT)
-    assert frozen.out == [Signal(TRAINER, 3, number) for number in numbers]
+    numbers = [MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    assert climb(frozen, FOUND_S + 5.0) == (numbers, False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL, MAIN_DUMP_SIGNAL])
@@ -157,7 +152,7 @@ def test_a_crash_after_the_request_for_all_stacks_is_due_to_the_hang_and_an_earl
     exit = Exit(None, number)
     escalation = escalated()
     assert escalation.evidence(exit, "") == ""
-    escalation.is_to_be_killed(3, FOUND_S + 2.5)
+    climb(escalation, FOUND_S + 2.5)
     assert escalation.evidence(exit, "") == Naming(*WHAT, str(exit))
     assert found().evidence(exit, "") == ""
     escalation.start_watch(2000.0)
@@ -201,7 +196,7 @@ def test_time_in_disk_wait_counts_unless_it_is_reported() -> None:
     launch = LaunchSettings()
     beat = Heartbeat(Phase.SAVE, 10, 0, 0.0, 0.0, moved=1)
     for told, is_found in (((), True), ((False,), True), ((True,), False)):
-        escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch, [])
+        escalation = HangEscalation(CHECKPOINT, ServiceLiveness(launch), launch)
         escalation.start_watch(1000.0)
         seen = [escalation.is_found(beat, False, float(now_s), *told) for now_s in range(1000, 1070, 5)]
         assert any(seen) is is_found

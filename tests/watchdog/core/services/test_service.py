@@ -23,7 +23,7 @@ SEGFAULT = Exit(None, signal.SIGSEGV)
 
 
 def starting() -> ServiceSupervisor:
-    made = ServiceSupervisor(SERVICES[CHECKPOINT], Settings(), [])
+    made = ServiceSupervisor(SERVICES[CHECKPOINT], Settings())
     again(made)
     return made
 
