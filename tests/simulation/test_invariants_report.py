@@ -136,9 +136,8 @@ def _never_calls_a_failure_deterministic(patch: pytest.MonkeyPatch) -> None:
 def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
     ended = ServiceEvents.ended
 
-    def with_trainer(self: ServiceEvents, event: Ended, now_s: float) -> None:
-        ended(self, event, now_s)
-        self._out.append(KillTree(TRAINER, self._chief.incarnation))
+    def with_trainer(self: ServiceEvents, event: Ended, now_s: float) -> list[Action]:
+        return [*ended(self, event, now_s), KillTree(TRAINER, self._chief.incarnation)]
 
     patch.setattr(ServiceEvents, "ended", with_trainer)
 
@@ -148,8 +147,9 @@ def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
-    def started(self: Core, event: Any) -> None:
+    def started(self: Core, event: Any) -> list[Action]:
         self.chief.pid = self.chief.pid or event.pid
+        return []
 
     died = TrainerSupervisor.died
 

@@ -4,10 +4,23 @@ Called by event_loop.py for everything that happens. It knows no process, socket
 that a test can try thousands of crash schedules in a second. It hands each event to the part that
 it concerns: trainer.py for the trainer, services.py and service_events.py for the services, and
 end/ for the end of the run. What is left here concerns processes and the order of things.
+
+Each part returns the actions that it wants, in order, and shares no list with others. This is the
+one place that joins those of different parts, and event_loop.py carries them out in this order:
+
+    1  what the event leads to. If it is the end of a gang's first member, the others' kills come
+       before all that there is to tell of that end: they are about to end by errors of their own.
+       At a tick: the tasks one by one (heartbeat, room on the disk, hang), tasks that wait in vain,
+       the services' hangs, and the deadlines of the tasks
+    2  for the service that keeps the chief's state: the chief's death
+    3  for the tasks: the requests to end of those whose turn it is, then the end of all starts
+    4  for the services, if no task is left: the requests to finish, or kills; at last Quit
+    5  the starts of services that are due, because one may have died in 1
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from signal import Signals
 
@@ -19,6 +32,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import watchdog_messages
 from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.cluster.roster import Roster, WaitsInVain, find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
@@ -33,7 +47,7 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 class Core:
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self._roster = roster = Roster(settings, first_incarnation, rng, now_s)
-        self.settings, self._out = settings, roster.out
+        self.settings = settings
         self.tasks, self.chief, self.gang = roster.tasks, roster.chief, roster.gang
         self.services = roster.services
         self._ending = Ending(roster)
@@ -96,74 +110,77 @@ class Core:
         """Return the task that `task` waits for; None if it visibly waits for none."""
         return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s, self._servers)
 
-    def start(self, now_s: float) -> list[actions.Action]:
+    def start(self, now_s: float) -> list[Action]:
         """Return the first actions: start the services, then the tasks."""
         self._knows_due = False
-        for service in self.services.values():
-            self._out.append(actions.StartAttempt(service.task, service.start(now_s)))
+        services = self.services.values()
+        first: list[Action] = [actions.StartAttempt(service.task, service.start(now_s)) for service in services]
         for name, task in self.tasks.items():
-            if (adopted := self.settings.adopted.get(name)) is not None:
-                self._out += task.adopt(adopted, now_s)
-            else:
-                self._out += task.start(now_s)
-        return self._roster.take_actions()
+            adopted = self.settings.adopted.get(name)
+            first += task.start(now_s) if adopted is None else task.adopt(adopted, now_s)
+        return first
 
-    def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
+    def handle(self, event: events.Event, now_s: float) -> list[Action]:
+        """Return the actions to carry out after `event`, in the order that is written down above."""
         self._knows_due = False
+        return [*self._answer(event, now_s), *self._go_on(now_s)]
+
+    def _answer(self, event: events.Event, now_s: float) -> list[Action]:
+        """Return what the event itself leads to."""
         match event:
             case events.Started():
-                self._started(event)
+                return self._started(event)
+            case events.NotStarted(task=name) if name in self.tasks:
+                return self.tasks[name].not_started(event, now_s)
             case events.NotStarted():
-                self._not_started(event, now_s)
+                return self._of_services.not_started(event, now_s)
             case events.Preparing():
                 for name in event.tasks:
                     self.tasks[name].prepares(event)
             case events.Ended(task=name) if name in self.tasks:
-                self._task_ended(self.tasks[name], event, now_s)
+                return self._task_ended(self.tasks[name], event, now_s)
             case events.Ended():
-                self._of_services.ended(event, now_s)
+                return self._of_services.ended(event, now_s)
             case events.TreeGone(name, incarnation):
-                self._out += self.tasks[name].tree_gone(incarnation, now_s)
+                return self.tasks[name].tree_gone(incarnation, now_s)
             case events.Said(task=name) if name in self.tasks:
-                self._task_said(self.tasks[name], event, now_s)
+                return self._task_said(self.tasks[name], event, now_s)
             case events.Said():
-                self._of_services.said(event, now_s)
+                return self._of_services.said(event, now_s)
             case events.ServiceReady(name, incarnation):
                 self.services[name].ready(incarnation)
             case events.Ticked():
-                self._ticked(event, now_s)
+                return self._ticked(event, now_s)
             case events.RunFilesChecked(states):
-                self._of_services.run_files_checked(states, now_s)
+                return self._of_services.run_files_checked(states, now_s)
             case events.NotRestored(path, error):
-                self._out += self.run_files.not_restored(path, error)
+                return self.run_files.not_restored(path, error)
             case events.StopAsked():
-                self._ending.stop_asked(event, now_s)
+                return self._ending.stop_asked(event, now_s)
             case events.SignalCame(number):
-                self._signal_came(number, now_s)
+                return self._signal_came(number, now_s)
             case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
                 journal = actions.WriteEntry(entries.LogdirAdopted(logdir=logdir), name, incarnation)
-                self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
+                return [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
-                self._ending.logdir_taken(by, now_s)
+                return self._ending.logdir_taken(by, now_s)
             case events.MemberLost():
-                self._member_lost(event, now_s)
+                return self._member_lost(event, now_s)
             case events.MemberReplaced():
-                self._member_replaced(event, now_s)
+                return self._member_replaced(event, now_s)
             case events.SpareLost(name, host, silent_s):
                 journal = actions.WriteEntry(entries.SpareLost(host=host, silent=round(silent_s, 3)), name, 1)
                 text = wording.spare_lost(host, silent_s)
-                self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
-            case events.CopyKept(sequence):
-                if self.chief.pid:
-                    self._out.append(actions.Tell(self.chief.task, watchdog_messages.CopyKept(sequence)))
+                return [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
+            case events.CopyKept(sequence) if self.chief.pid:
+                return [actions.Tell(self.chief.task, watchdog_messages.CopyKept(sequence))]
             case events.RecycleAsked(why, by_hand, name):
-                for task in self._restartable(name):
-                    self._out += task.recycle(why, by_hand, now_s)
+                meant = self._restartable(name)
+                return [wanted for task in meant for wanted in task.recycle(why, by_hand, now_s)]
             case events.PreemptAsked(grace_s, source, name):
-                for task in self._restartable(name):
-                    self._out += task.preempt(grace_s, source, now_s)
-        self._go_on(now_s)
-        return self._roster.take_actions()
+                meant = self._restartable(name)
+                return [wanted for task in meant for wanted in task.preempt(grace_s, source, now_s)]
+        return []
 
     def next_due_s(self) -> float | None:
         """Return when a Ticked will have something to do, whatever else happens."""
@@ -182,76 +199,77 @@ class Core:
         return [] if self.is_ending or self.settings.observes else self._roster.restartable(name)
 
     # -- processes -----------------------------------------------------------------------------------------
-    def _started(self, event: events.Started) -> None:
-        told = [entry for entry in (event.how, entries.Spawned(pid=event.pid)) if entry is not None]
-        self._out += [actions.WriteEntry(entry, event.task, event.incarnation) for entry in told]
+    def _started(self, event: events.Started) -> list[Action]:
+        told = [event.how] if event.how is not None else []
+        told.append(entries.Spawned(pid=event.pid))
         if event.task in self.tasks:
             self.tasks[event.task].pid = event.pid
-            return
-        self.services[event.task].pid = event.pid
-        if event.incarnation > 1:
-            restarted = entries.ServiceRestarted(pid=event.pid)
-            self._out.append(actions.WriteEntry(restarted, event.task, event.incarnation))
-
-    def _not_started(self, event: events.NotStarted, now_s: float) -> None:
-        if event.task in self.tasks:
-            self._out += self.tasks[event.task].not_started(event, now_s)
         else:
-            self._of_services.not_started(event, now_s)
+            self.services[event.task].pid = event.pid
+            if event.incarnation > 1:
+                told.append(entries.ServiceRestarted(pid=event.pid))
+        return [actions.WriteEntry(entry, event.task, event.incarnation) for entry in told]
 
-    def _task_ended(self, task: TrainerSupervisor, event: events.Ended, now_s: float) -> None:
+    def _task_ended(
+        self, task: TrainerSupervisor, event: events.Ended, now_s: float, told: Sequence[Action] = ()
+    ) -> list[Action]:
+        """`told`: what else there is to tell of this end, before anything else."""
+        wanted = list(told)
         if event.incarnation != task.incarnation:
-            return
+            return wanted
         has_served = task.is_serving
-        self._out += task.died(event, now_s)
+        wanted += task.died(event, now_s)
         if has_served and not self.is_ending:
             self._servers_lost += 1
             if self._roster.model is not None:
                 self._roster.model.server_lost()
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
-            self._out += task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
+            # The others need it again.
+            wanted += task.leave_gang("another of its gang had ended first", now_s)
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come, but nothing is restarted
-            self._out += task.stop(False, "the run ends", now_s)
-        if (
-            self.is_ending
-            or (end := task.record.end) is None
-            or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN
-        ):
-            return
-        told = self._roster.take_actions()
-        self.gang.break_up(task.task, now_s)
-        self._out += told  # after the kills: the others are about to end by errors of their own
+            wanted += task.stop(False, "the run ends", now_s)
+        end = task.record.end
+        if self.is_ending or end is None or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN:
+            return wanted
+        return [*self.gang.break_up(task.task, now_s), *wanted]
 
-    def _member_lost(self, lost: events.MemberLost, now_s: float) -> None:
+    def _member_lost(self, lost: events.MemberLost, now_s: float) -> list[Action]:
         """The task of a lost machine may still be alive, but no longer counts."""
-        task = self.tasks[lost.task]
-        why = self._ending.member_lost(task, lost, now_s)
-        if task.pid:
-            self._out += task.stop(True, why, now_s)  # first, so that it is not restarted
-            self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
+        task, why = self.tasks[lost.task], wording.member_lost(lost)
+        wanted = self._ending.member_lost(task, lost, now_s)
+        if not task.pid:
+            return wanted
+        wanted += task.stop(True, why, now_s)  # first, so that it is not restarted
+        ended = events.Ended(task.task, task.incarnation, Exit(None, None), lost=why)
+        return self._task_ended(task, ended, now_s, wanted)
 
-    def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> None:
+    def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> list[Action]:
         """The task has ended with its launch; the next launch restarts it as after any death."""
         task = self.tasks.get(news.task)  # None: a spare launch without a task
         number = task.incarnation if task is not None else 1
         replaced = entries.MemberReplaced(host=news.host, before=news.before, pid=news.pid)
-        self._out.append(actions.WriteEntry(replaced, news.task, number))
-        self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
-        if task is not None and task.pid:
-            why = f"its launch on {news.host} (process {news.before}) was killed"
-            self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
+        told: list[Action] = [
+            actions.WriteEntry(replaced, news.task, number),
+            actions.Say(wording.member_replaced(news), is_bad=True),
+        ]
+        if task is None or not task.pid:
+            return told
+        why = f"its launch on {news.host} (process {news.before}) was killed"
+        ended = events.Ended(task.task, task.incarnation, Exit(None, None), lost=why)
+        return self._task_ended(task, ended, now_s, told)
 
-    def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> None:
-        self._out += task.said(said, now_s)
+    def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> list[Action]:
+        wanted = task.said(said, now_s)
         if said.incarnation != task.incarnation or not task.pid:
-            return
+            return wanted
         if isinstance(said.body, watchdog_messages.TrainsInStep):
-            self._roster.trains_in_step()
-        elif isinstance(said.body, watchdog_messages.FirstStepDone):
-            self.gang.ready(task.task, said.body, now_s)
+            return [*wanted, *self._roster.trains_in_step()]
+        if isinstance(said.body, watchdog_messages.FirstStepDone):
+            return [*wanted, *self.gang.ready(task.task, said.body, now_s)]
+        return wanted
 
-    def _signal_came(self, number: int, now_s: float) -> None:
+    def _signal_came(self, number: int, now_s: float) -> list[Action]:
         """Pass a signal on to this machine's programs that handle it; other launches do the same on
         their machines.
         """
@@ -262,40 +280,42 @@ class Core:
         # A handler may be newer than the heartbeat. A program without one survives a harmless signal once it has
         # written a heartbeat, so it is sent there too.
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
-        self._out += [actions.Signal(task.task, task.incarnation, number) for task in sent]
+        wanted: list[Action] = [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:
             now = (default is Default.STOP_NOW or bool(self.stop_source)) and not self.settings.observes
-            self._ending.stop_asked(events.StopAsked(name, now), now_s)
+            wanted += self._ending.stop_asked(events.StopAsked(name, now), now_s)
         elif number not in self._told:
             self._told.add(number)
-            self._out.append(actions.Say(wording.signal_came(name, is_passed_on=bool(handling)), is_bad=not handling))
+            wanted.append(actions.Say(wording.signal_came(name, is_passed_on=bool(handling)), is_bad=not handling))
+        return wanted
 
     # -- time ----------------------------------------------------------------------------------------------
-    def _ticked(self, event: events.Ticked, now_s: float) -> None:
+    def _ticked(self, event: events.Ticked, now_s: float) -> list[Action]:
+        wanted: list[Action] = []
         for name, service in self.services.items():
             if (beat := event.beats.get(name)) is not None:
                 service.beat(beat)
         for name, task in self.tasks.items():
             if (beat := event.beats.get(name)) is not None:
-                self._out += task.beat(beat, now_s)
+                wanted += task.beat(beat, now_s)
             if event.has_room is not None:
-                self._out += task.see_room(event.has_room, now_s)
+                wanted += task.see_room(event.has_room, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
                 if self.awaited_by(name, now_s) is not None:
                     task.hanging.liveness.stand_by(now_s)
-                self._out += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
+                wanted += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:
-            self._out += self._in_vain.find_in_vain(self.tasks, now_s)
-        self._of_services.ticked(event, now_s)
+            wanted += self._in_vain.find_in_vain(self.tasks, now_s)
+        wanted += self._of_services.ticked(event, now_s)
         for task in self.tasks.values():
-            self._out += task.check_deadlines(now_s)
+            wanted += task.check_deadlines(now_s)
+        return wanted
 
     # -- the order of things -------------------------------------------------------------------------------
-    def _go_on(self, now_s: float) -> None:
-        """Do what the overall state requires, whatever led to it."""
-        self._of_services.tell_death()
-        self._ending.advance_end(now_s)
+    def _go_on(self, now_s: float) -> list[Action]:
+        """Return what the overall state requires, whatever led to it."""
+        wanted = [*self._of_services.tell_death(), *self._ending.advance_end(now_s)]
         if not self._roster.running_on() and self.exit_code is None:
-            self._closing.advance_closing(now_s)
-        self._of_services.start_due(now_s)
+            wanted += self._closing.advance_closing(now_s)
+        return [*wanted, *self._of_services.start_due(now_s)]

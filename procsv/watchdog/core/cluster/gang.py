@@ -29,14 +29,12 @@ Word = Literal["auto", "task", "gang"]
 class Gang:
     """The tasks that train, the chief first, whether or not they are bound together."""
 
-    def __init__(
-        self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, word: Word, out: list[Action], now_s: float
-    ) -> None:
+    def __init__(self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, word: Word, now_s: float) -> None:
         """`word`: the user's choice; auto binds the tasks once one of them has made a collective
         strategy.
         """
         self._members = {task: one for task, one in tasks.items() if is_trained_by(task, chief)}
-        self._chief, self._out = self._members[chief], out
+        self._chief = self._members[chief]
         # With parameter servers, the others survive the loss of a worker: TensorFlow's runtime continues without it.
         self._may_bind = word == "auto" and len(self._members) > 1 and all(task.role != PS for task in tasks)
         self.policy = Policy.TASK
@@ -88,15 +86,14 @@ class Gang:
         return [self._chief, *(task for task in meant if task.task not in self._members)]
 
     # -- what happens --------------------------------------------------------------------------------------
-    def break_up(self, ended: TaskId, now_s: float) -> None:
+    def break_up(self, ended: TaskId, now_s: float) -> list[Action]:
         """End the others after `ended`, the first of this generation that has ended."""
         if self._is_breaking:
-            return
+            return []
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s
         self._members[ended].next.is_held = True
-        for task, member in self._members.items():
-            if task != ended:
-                self._out += member.leave_gang(f"{ended} is gone", now_s)
+        others = [member for task, member in self._members.items() if task != ended]
+        return [wanted for member in others for wanted in member.leave_gang(f"{ended} is gone", now_s)]
 
     def regroup(self, now_s: float) -> None:
         """Let all members start again once the old ones are gone."""
@@ -110,29 +107,32 @@ class Gang:
         for member in self._members.values():
             member.next.rejoin(start_s)
 
-    def settled(self, now_s: float) -> None:
+    def settled(self, now_s: float) -> list[Action]:
         """The chief's last state is on disk, or cannot be saved: that decides the progress of the
         member that ended first, too.
         """
+        wanted: list[Action] = []
         for task, member in self._members.items():
             if self.policy is Policy.GANG and task != self._chief.task and self._chief.unsettled is None:
-                self._out += member.weigh_verdict(now_s)
+                wanted += member.weigh_verdict(now_s)
+        return wanted
 
-    def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> None:
+    def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> list[Action]:
         """A member has finished its first step."""
         if self.policy is Policy.TASK or task not in self._members or self._is_breaking:
-            return
+            return []
         self._first.setdefault(task, first)
         begun = {one: said.restored_step for one, said in self._first.items() if said.source in READ_BY_ITSELF}
         if len(set(begun.values())) > 1:
-            self._disagree(", ".join(f"{one} with step {step}" for one, step in begun.items()), now_s)
-        elif len(self._first) == len(self._members) and not self._is_formed:
-            self._is_formed = True
-            step, seconds = self._first[self._chief.task].restored_step, round(now_s - self._broke_s, 3)
-            formed = entries.GangFormed(generation=self.generation, step=step, seconds=seconds)
-            self._out.append(WriteEntry(formed, self._chief.task, self._chief.incarnation))
+            return self._disagree(", ".join(f"{one} with step {step}" for one, step in begun.items()), now_s)
+        if len(self._first) < len(self._members) or self._is_formed:
+            return []
+        self._is_formed = True
+        step, seconds = self._first[self._chief.task].restored_step, round(now_s - self._broke_s, 3)
+        formed = entries.GangFormed(generation=self.generation, step=step, seconds=seconds)
+        return [WriteEntry(formed, self._chief.task, self._chief.incarnation)]
 
-    def _disagree(self, told: str, now_s: float) -> None:
+    def _disagree(self, told: str, now_s: float) -> list[Action]:
         """Restart all members, as after any failure, because they train on different states.
 
         Their steps alone would never show it.
@@ -141,8 +141,9 @@ class Gang:
         history.no_progress_count += 1
         if history.is_spent():
             self.failure = f"{why}, and {history.spent_why()}"
-            return
-        self._out.append(Say(f"{why}: starting all again", is_bad=True))
+            return []
+        wanted: list[Action] = [Say(f"{why}: starting all again", is_bad=True)]
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
-            self._out += member.leave_gang("the tasks had not begun with the same state", now_s)
+            wanted += member.leave_gang("the tasks had not begun with the same state", now_s)
+        return wanted

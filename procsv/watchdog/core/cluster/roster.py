@@ -28,11 +28,8 @@ SAID_AFTER_S = 10.0  # when to report a wait for a session; most sessions are ma
 
 
 class Roster:
-    """`out` collects the actions of all parts, in the order in which to do them."""
-
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
-        self.out: list[Action] = []
         self.tasks = {task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s) for task in settings.tasks}
         self.model: ModelProgress | None = None  # the model on parameter servers, if there are any
         if any(task.role == PS for task in self.tasks):
@@ -42,14 +39,9 @@ class Roster:
         self.chief = self.tasks[settings.tasks[0]]  # its state is saved, and its end ends the run
         self.services = {task: ServiceSupervisor(spec, settings) for task, spec in settings.services.items()}
         self.keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
-        self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self.out, now_s)
+        self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, now_s)
         for task in self.tasks.values():
             task.next.goes_on_with = partial(self._goes_on_with, task)
-
-    def take_actions(self) -> list[Action]:
-        taken = list(self.out)
-        self.out.clear()
-        return taken
 
     def running_on(self) -> list[TrainerSupervisor]:
         """Return the tasks that have not ended for good."""
@@ -76,15 +68,15 @@ class Roster:
         ending = self.given_up()
         return [task for task in self.tasks.values() if task.gave_up and task not in ending]
 
-    def trains_in_step(self) -> None:
+    def trains_in_step(self) -> list[Action]:
         """A task has made a collective strategy: the tasks may be a gang from now on, which needs
         all its members.
         """
         was = self.gang.policy
         self.gang.bound()
         if self.gang.policy is was or self.settings.launch.min_workers is None:
-            return
-        self.out.append(Say(wording.NONE_IS_SPARED, is_bad=True))
+            return []
+        return [Say(wording.NONE_IS_SPARED, is_bad=True)]
 
     def _goes_on_with(self, task: TrainerSupervisor) -> int | None:
         """Return how many workers are left without `task`, which is given up; None if the run ends."""

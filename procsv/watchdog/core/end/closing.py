@@ -9,7 +9,7 @@ from procsv.base import exit_codes
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.watchdog_messages import Finish
-from procsv.watchdog.core.actions import KillTree, Quit, Say, Tell, WriteEntry
+from procsv.watchdog.core.actions import Action, KillTree, Quit, Say, Tell, WriteEntry
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
@@ -20,24 +20,23 @@ from procsv.watchdog.core.task.stopping import TREE_S_MAX
 
 class Closing:
     def __init__(self, roster: Roster, ending: Ending) -> None:
-        self._roster, self._ending, self._out = roster, ending, roster.out
+        self._roster, self._ending = roster, ending
         self.exit_code: int | None = None
         self.gave_up = ""  # why the run was given up
         self.is_stopped = False  # it ended before the training was complete
 
-    def advance_closing(self, now_s: float) -> None:
+    def advance_closing(self, now_s: float) -> list[Action]:
         """Take one more step towards the end of the run."""
-        self._ending.begin_closing(now_s)
+        wanted = self._ending.begin_closing(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:
             if not service.is_over:
-                self._end_service(service, is_late=now_s >= end_s)
+                wanted += self._end_service(service, is_late=now_s >= end_s)
         is_hopeless = now_s >= end_s + TREE_S_MAX  # processes were killed and do not disappear
         is_prepared = any(task.host_prepares for task in self._roster.tasks.values())
         is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
-        if is_hopeless or is_gone:
-            self.quit(now_s)
+        return [*wanted, *self.quit(now_s)] if is_hopeless or is_gone else wanted
 
     def is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
         """Whether to restart a service that has just died."""
@@ -46,15 +45,17 @@ class Closing:
         end_s = self._ending.services_s
         return end_s is None or (now_s < end_s and not self._has_nothing_to_do(service))
 
-    def _end_service(self, service: ServiceSupervisor, is_late: bool) -> None:
+    def _end_service(self, service: ServiceSupervisor, is_late: bool) -> list[Action]:
+        wanted: list[Action] = []
         if is_late or self._has_nothing_to_do(service):
             if service.pid:
-                self._out.append(KillTree(service.task, service.incarnation))
+                wanted.append(KillTree(service.task, service.incarnation))
                 service.kill("it was not done in time" if is_late else "it had nothing to do yet")
             service.drop()
         elif service.state is ServiceState.SERVING and self._may_finish(service):
-            self._out.append(Tell(service.task, Finish()))
+            wanted.append(Tell(service.task, Finish()))
             service.finish()
+        return wanted
 
     def _may_finish(self, service: ServiceSupervisor) -> bool:
         return self._roster.chief.unsettled is None or not service.spec.keeps_state
@@ -71,31 +72,32 @@ class Closing:
         chief = self._roster.chief
         return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
-    def quit(self, now_s: float) -> None:
+    def quit(self, now_s: float) -> list[Action]:
+        wanted: list[Action] = []
         chief, ending = self._roster.chief, self._ending
         if chief.unsettled is not None and self._has_had_state():
             chief.last_save.fail("the checkpoint service could not do it in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
             self.gave_up = why
-            self._tell_failure(why)
+            wanted += self._tell_failure(why)
         elif chief.life.state is TaskState.DONE:
             self.exit_code = exit_codes.DONE
             done = entries.RunCompleted(step=chief.step, goodput=chief.goodput.value(now_s))
-            self._out.append(WriteEntry(done, chief.task, chief.incarnation))
+            wanted.append(WriteEntry(done, chief.task, chief.incarnation))
         else:
             self.is_stopped, why = True, self._why_not_resumable()
             self.exit_code = self._code_without_state() if why else exit_codes.RESUMABLE
             source = ending.stop_source or "the program itself"
             stopped = entries.Stopped(step=chief.step, durable_step=chief.durable_step, source=source)
-            self._out.append(WriteEntry(stopped, chief.task, chief.incarnation))
+            wanted.append(WriteEntry(stopped, chief.task, chief.incarnation))
             if self.exit_code == exit_codes.GAVE_UP:
                 self.gave_up = why
-                self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
+                wanted.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
-            self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))
+            wanted.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))
         restarts_elsewhere = ending.restarts_elsewhere and self.is_stopped
-        self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, restarts_elsewhere))
+        return [*wanted, Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, restarts_elsewhere)]
 
     def _why_not_resumable(self) -> str:
         """Say why the same command would start from the beginning; "" if it resumes."""
@@ -124,14 +126,13 @@ class Closing:
         is_ours = last.code == exit_codes.RESUMABLE or (last.code == exit_codes.DONE and chief.protection.has_session)
         return exit_codes.GAVE_UP if is_ours else last.code
 
-    def _tell_failure(self, why: str) -> None:
+    def _tell_failure(self, why: str) -> list[Action]:
         """Report why the run failed, unless that was reported when it was decided."""
         if any(task.next.was_end for task in self._roster.given_up()):
-            return
+            return []
         chief = self._roster.chief
-        self._out.append(WriteEntry(entries.GaveUp(why=why), chief.task, chief.incarnation))
-        if why != self._ending.failure:
-            self._out.append(Say(f"gave up: {why}", is_bad=True))
+        told = WriteEntry(entries.GaveUp(why=why), chief.task, chief.incarnation)
+        return [told] if why == self._ending.failure else [told, Say(f"gave up: {why}", is_bad=True)]
 
     def _why_failed(self) -> str:
         """Say why the run ends with exit code 70; "" if it does not."""

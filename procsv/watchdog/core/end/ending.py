@@ -22,8 +22,7 @@ from procsv.base.grace import HEAD_START_S, SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.run.manifest import Reason
-from procsv.base.units import show_duration
-from procsv.watchdog.core.actions import EndStarts, Say, Signal, WriteEntry, WriteRun
+from procsv.watchdog.core.actions import Action, EndStarts, Say, Signal, WriteEntry, WriteRun
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.events import MemberLost, StopAsked
 from procsv.watchdog.core.reporting import wording
@@ -94,7 +93,7 @@ class Ending:
     """Decides when and how the run ends. Its attributes stay unset while the run goes on."""
 
     def __init__(self, roster: Roster) -> None:
-        self._roster, self._out, self._grace_s = roster, roster.out, roster.settings.launch.grace_s
+        self._roster, self._grace_s = roster, roster.settings.launch.grace_s
         self.stop_source = ""  # who asked for the end; set before anything else is done
         self.failure = ""  # why the run cannot continue, if the cause is not the trainer
         self.is_taken = False  # another machine has taken the logdir
@@ -114,31 +113,35 @@ class Ending:
         return [self.services_s, self._order.next_due_s([task.task for task in self._roster.running_on()])]
 
     # -- what ends it --------------------------------------------------------------------------------------
-    def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
+    def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> list[Action]:
         """End the run on request. `killed`: the tasks to kill without asking them first."""
+        wanted: list[Action] = []
         again, running_on, chief = bool(self.stop_source), self._roster.running_on(), self._roster.chief
         self.restarts_elsewhere = bool(event.spare) and (self.restarts_elsewhere or not again)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
-            self._out.append(WriteRun())  # before any signal: nothing is restarted from here on
-            self._wake_services()
+            wanted.append(WriteRun())  # before any signal: nothing is restarted from here on
+            wanted += self._wake_services()
             if event.is_notice:
                 notice = entries.PreemptNotice(grace=self._grace_s, source=event.source)
-                self._out.append(WriteEntry(notice, chief.task, chief.incarnation))
+                wanted.append(WriteEntry(notice, chief.task, chief.incarnation))
         if running_on and (event.now or not again):
             is_before = all(task.is_before_session for task in running_on)
             handled = all(task.progress.handles_stop for task in running_on)
             text = wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare, is_handled=handled)
-            self._out.append(Say(text))
+            wanted.append(Say(text))
         if self.services_s is not None:  # no task runs; the services get no more time than a stop gives them
             self.services_s = min(self.services_s, self._services_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
             at_once = frozenset(self._roster.tasks) if event.now else killed
             self._order.begin_end(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
+        return wanted
 
-    def service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
+    def service_lost(
+        self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]
+    ) -> list[Action]:
         """End the run after the loss of a critical service: ask the program to stop, then end
         everything.
 
@@ -148,35 +151,33 @@ class Ending:
         said = "\n".join(f"  {line}" for line in last_lines)
         if self._roster.settings.observes or not service.spec.is_critical:
             text = f"{why}; it is not started again, the program goes on"
-            self._out.append(Say(text, is_bad=True, traceback=said))
-            return
+            return [Say(text, is_bad=True, traceback=said)]
         self.failure = self.failure or why
-        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback=said))
-        if not self.has_begun:
-            self.stop_source, self._stop_s = "a lost service", now_s
-            self._out.append(WriteRun())
-            tasks = self._roster.tasks if service is self._roster.keeper else {}
-            stateless = frozenset(name for name, task in tasks.items() if task.life.state in BEFORE_ITS_STATE)
-            self._order.begin_end(Request(why, at_once=stateless), now_s)
+        told = Say(f"giving up: {why}", is_bad=True, traceback=said)
+        if self.has_begun:
+            return [told]
+        self.stop_source, self._stop_s = "a lost service", now_s
+        tasks = self._roster.tasks if service is self._roster.keeper else {}
+        stateless = frozenset(name for name, task in tasks.items() if task.life.state in BEFORE_ITS_STATE)
+        self._order.begin_end(Request(why, at_once=stateless), now_s)
+        return [told, WriteRun()]
 
-    def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> str:
-        """End the run after the loss of a machine, with what is saved; return the reason.
+    def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> list[Action]:
+        """End the run after the loss of a machine, with what is saved.
 
         The run begins again if a spare machine can take over. Otherwise its scheduler must start it
         again.
         """
         entry = entries.MemberLost(host=lost.host, silent=round(lost.silent_s, 3), spare=lost.spare)
-        self._out.append(WriteEntry(entry, task.task, task.incarnation))
-        why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
-        if lost.is_killed:
-            why = f"the launch on {lost.host} was killed, and the next one there has another address"
         follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
-        self._out.append(Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
-        if not self.has_begun:
-            self.lost_host = lost.host
-            at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
-            self.stop_asked(StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare), now_s, at_once)
-        return why
+        text = f"{wording.member_lost(lost)}, where {task.task} runs: {follows}"
+        told: list[Action] = [WriteEntry(entry, task.task, task.incarnation), Say(text, is_bad=True)]
+        if self.has_begun:
+            return told
+        self.lost_host = lost.host
+        at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
+        asked = StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare)
+        return [*told, *self.stop_asked(asked, now_s, at_once)]
 
     def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
         """Return the tasks that have nothing to save when all begin again: all, if the chief needs
@@ -186,22 +187,22 @@ class Ending:
         is_stuck = lost.role == PS or lost in self._roster.gang.members
         return frozenset(task for task in tasks if is_stuck or not (task == chief or task.role == PS))
 
-    def logdir_taken(self, by: str, now_s: float) -> None:
+    def logdir_taken(self, by: str, now_s: float) -> list[Action]:
         """End the program at once: nothing more may be written to the logdir, so its state in
         memory is useless.
         """
         if self.is_taken:
-            return
+            return []
         self.is_taken = True
         self.failure = f"{by} has taken the logdir, where this run writes no more; what is not on disk is lost"
-        self._out.append(Say(f"giving up: {self.failure}", is_bad=True))
         if not self.stop_source:
             self.stop_source, self._stop_s = "a logdir that was taken", now_s
         at_once = frozenset[TaskId]() if self._roster.settings.observes else frozenset(self._roster.tasks)
         self._order.begin_end(Request(self.failure, at_once=at_once), now_s)
+        return [Say(f"giving up: {self.failure}", is_bad=True)]
 
     # -- the tasks -----------------------------------------------------------------------------------------
-    def advance_end(self, now_s: float) -> None:
+    def advance_end(self, now_s: float) -> list[Action]:
         """Do what the state of all tasks requires: end the others, or restart a gang whose members
         are gone.
         """
@@ -214,14 +215,15 @@ class Ending:
         if self.is_over and roster.running_on() and not self.has_begun:
             broken = gang.members if roster.given_up() else frozenset[TaskId]()  # they can no longer end a step
             self._end_others(Request("the run ends", at_once=broken), now_s)
-        self._end_tasks(now_s)
+        wanted = self._end_tasks(now_s)
         if self._order.request is not None and self._has_lost_server():
             for task in roster.running_on():
                 if task.task.role not in STEPLESS and not task.progress.handles_stop:
                     task.stopping.lose_server(now_s)
         if (self.has_begun or self.is_over) and not self._starts_are_over:
             self._starts_are_over = True
-            self._out.append(EndStarts())
+            wanted.append(EndStarts())
+        return wanted
 
     @property
     def is_over(self) -> bool:
@@ -241,10 +243,11 @@ class Ending:
         self._others_are_stopped = True
         self._order.begin_end(request, now_s)
 
-    def _end_tasks(self, now_s: float) -> None:
+    def _end_tasks(self, now_s: float) -> list[Action]:
         """Ask the tasks whose turn it is to end, until none is left to ask. A task without a
         process ends immediately.
         """
+        wanted: list[Action] = []
         roster, followers = self._roster, self._roster.gang.followers
         needed = followers | {one.task for one in roster.running_on() if one.is_serving and one is not roster.chief}
         while (request := self._order.request) is not None:
@@ -252,20 +255,20 @@ class Ending:
             lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
-                self._out += roster.tasks[task].stop(
-                    task in request.at_once or task in lost, request.why, now_s, request.reason
-                )
+                is_at_once = task in request.at_once or task in lost
+                wanted += roster.tasks[task].stop(is_at_once, request.why, now_s, request.reason)
             if not due:
-                return
+                break
+        return wanted
 
     # -- the services --------------------------------------------------------------------------------------
-    def begin_closing(self, now_s: float) -> None:
+    def begin_closing(self, now_s: float) -> list[Action]:
         """No task runs any more: set the services' deadline."""
-        if self.services_s is None:
-            finish_s_max = max((one.spec.finish_s_max for one in self._roster.services.values()), default=0.0)
-            self.services_s = self._services_s(now_s) if self.stop_source else now_s + finish_s_max
-            self._out.append(WriteRun())
-            self._wake_services()
+        if self.services_s is not None:
+            return []
+        finish_s_max = max((one.spec.finish_s_max for one in self._roster.services.values()), default=0.0)
+        self.services_s = self._services_s(now_s) if self.stop_source else now_s + finish_s_max
+        return [WriteRun(), *self._wake_services()]
 
     def _services_s(self, now_s: float) -> float:
         """Return a stopped run's deadline for its services: 22 s of 25 after the stop, and at least
@@ -274,10 +277,9 @@ class Ending:
         after_stop_s = self._stop_s + self._grace_s * (TRAINER_SHARE + SERVICES_SHARE)
         return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)
 
-    def _wake_services(self) -> None:
+    def _wake_services(self) -> list[Action]:
         """Send SIGCONT to the services: a stopped one (SIGSTOP) would not hear that the run ends.
         Others ignore it.
         """
-        for service in self._roster.services.values():
-            if service.pid:
-                self._out.append(Signal(service.task, service.incarnation, signal.SIGCONT))
+        running = [service for service in self._roster.services.values() if service.pid]
+        return [Signal(service.task, service.incarnation, signal.SIGCONT) for service in running]

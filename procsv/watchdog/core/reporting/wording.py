@@ -13,7 +13,7 @@ from procsv.base.units import show_count, show_duration, show_size
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Say, WriteEntry
-from procsv.watchdog.core.events import MemberReplaced
+from procsv.watchdog.core.events import MemberLost, MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.settings import AdoptedTask
 
@@ -344,6 +344,12 @@ def goes_on_without(task: TaskId, why: str, workers: int) -> str:
 def ended_without(task: TaskId, why: str) -> str:
     """The run has ended, but not because of `task`, which was given up."""
     return f"{task} was given up: {why}. The others have gone on without it"
+
+
+def member_lost(lost: MemberLost) -> str:
+    if lost.is_killed:
+        return f"the launch on {lost.host} was killed, and the next one there has another address"
+    return f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
 
 
 def spare_lost(host: str, silent_s: float) -> str:

@@ -3,7 +3,8 @@
 Used by run.py, one for each task. It feeds the lifecycle table and turns its actions into actions
 for the reactor. stopping.py ends an attempt, trainer_news.py reads what it shows and says,
 next_start.py decides what follows, and trainer_facts.py holds what is known of the task. Pure: time
-and facts are arguments, and each method returns the actions that it wants, in order.
+and facts are arguments, and each method returns the actions that it wants, in order: first those of
+the part that has the news, then those of the table, then run.json if the state has changed.
 """
 
 from __future__ import annotations
