@@ -14,6 +14,7 @@ import msgspec
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
 from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -80,14 +81,23 @@ class TreeGone(Event, frozen=True):
     incarnation: int
 
 
-class LogdirAdopted(Event, frozen=True):
-    """The directory that the program named is now the run's logdir."""
+class Noted(Event, frozen=True, kw_only=True):
+    """Something has happened that is journaled, printed and shown in run.json, and leads to nothing
+    else.
+    """
 
     task: TaskId
     incarnation: int
-    logdir: str
-    shown: str  # the same, as text for people
-    saved_step: int = NO_STEP  # of the newest checkpoint seen there
+    entry: Entry
+    text: str
+    is_bad: bool = False
+
+
+class Forwarded(Event, frozen=True):
+    """A message for a task, passed on if the task runs."""
+
+    task: TaskId
+    body: Message
 
 
 class Said(Event, frozen=True):
@@ -175,39 +185,15 @@ class LogdirTaken(Event, frozen=True):
     by: str
 
 
-class MemberLost(Event, frozen=True):
-    """The machine that has this task is silent."""
+class TaskLost(Event, frozen=True, kw_only=True):
+    """A task counts as dead, though its end was not seen."""
 
-    task: TaskId
-    host: str
-    silent_s: float
-    spare: str = ""  # the host that can take over its task; "" if none
-    is_killed: bool = False  # its launch was killed, as another launch there has shown
-
-
-class MemberReplaced(Event, frozen=True):
-    """The launch that had this task or place was killed, and another launch on its machine takes
-    over.
-    """
-
-    task: TaskId
-    host: str
-    before: int  # the killed launch's process
-    pid: int
-
-
-class SpareLost(Event, frozen=True):
-    """A machine without a task is silent."""
-
-    name: TaskId
-    host: str
-    silent_s: float
-
-
-class CopyKept(Event, frozen=True):
-    """Another machine has a complete copy of that snapshot of the chief."""
-
-    sequence: int
+    task: TaskId  # or the place of a spare launch, which has none
+    why: str  # the evidence of its end
+    entry: Entry
+    text: str
+    host: str = ""  # the machine whose loss ends the run; "" if the task is restarted there
+    spare: str = ""  # the host that can take over, so that the run begins again at once; "" if none
 
 
 class PreemptAsked(Event, frozen=True):

@@ -159,21 +159,15 @@ class Core:
                 return self._ending.stop_asked(event, now_s)
             case events.SignalCame(number):
                 return self._signal_came(number, now_s)
-            case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
-                journal = actions.WriteEntry(entries.LogdirAdopted(logdir=logdir), name, incarnation)
-                return [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
+            case events.Noted():
+                journal = actions.WriteEntry(event.entry, event.task, event.incarnation)
+                return [journal, actions.Say(event.text, event.is_bad), actions.WriteRun()]
+            case events.Forwarded(name, body) if self.tasks[name].pid:
+                return [actions.Tell(name, body)]
             case events.LogdirTaken(by):
                 return self._ending.logdir_taken(by, now_s)
-            case events.MemberLost():
-                return self._member_lost(event, now_s)
-            case events.MemberReplaced():
-                return self._member_replaced(event, now_s)
-            case events.SpareLost(name, host, silent_s):
-                journal = actions.WriteEntry(entries.SpareLost(host=host, silent=round(silent_s, 3)), name, 1)
-                text = wording.spare_lost(host, silent_s)
-                return [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
-            case events.CopyKept(sequence) if self.chief.pid:
-                return [actions.Tell(self.chief.task, watchdog_messages.CopyKept(sequence))]
+            case events.TaskLost():
+                return self._task_lost(event, now_s)
             case events.RecycleAsked(why, by_hand, name):
                 meant = self._restartable(name)
                 return [wanted for task in meant for wanted in task.recycle(why, by_hand, now_s)]
@@ -234,30 +228,22 @@ class Core:
             return wanted
         return [*self.gang.break_up(task.task, now_s), *wanted]
 
-    def _member_lost(self, lost: events.MemberLost, now_s: float) -> list[Action]:
-        """The task of a lost machine may still be alive, but no longer counts."""
-        task, why = self.tasks[lost.task], wording.member_lost(lost)
-        wanted = self._ending.member_lost(task, lost, now_s)
-        if not task.pid:
-            return wanted
-        wanted += task.stop(True, why, now_s)  # first, so that it is not restarted
-        ended = events.Ended(task.task, task.incarnation, Exit(None, None), lost=why)
-        return self._task_ended(task, ended, now_s, wanted)
-
-    def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> list[Action]:
-        """The task has ended with its launch; the next launch restarts it as after any death."""
-        task = self.tasks.get(news.task)  # None: a spare launch without a task
+    def _task_lost(self, lost: events.TaskLost, now_s: float) -> list[Action]:
+        """The task may still be alive, if its machine is only silent, but no longer counts."""
+        task = self.tasks.get(lost.task)  # None: a spare launch without a task
         number = task.incarnation if task is not None else 1
-        replaced = entries.MemberReplaced(host=news.host, before=news.before, pid=news.pid)
-        told: list[Action] = [
-            actions.WriteEntry(replaced, news.task, number),
-            actions.Say(wording.member_replaced(news), is_bad=True),
+        wanted: list[Action] = [
+            actions.WriteEntry(lost.entry, lost.task, number),
+            actions.Say(lost.text, is_bad=True),
         ]
+        if lost.host:
+            wanted += self._ending.host_lost(lost, now_s)
         if task is None or not task.pid:
-            return told
-        why = f"its launch on {news.host} (process {news.before}) was killed"
-        ended = events.Ended(task.task, task.incarnation, Exit(None, None), lost=why)
-        return self._task_ended(task, ended, now_s, told)
+            return wanted
+        if lost.host:
+            wanted += task.stop(True, lost.why, now_s)  # first, so that it is not restarted
+        ended = events.Ended(task.task, task.incarnation, Exit(None, None), lost=lost.why)
+        return self._task_ended(task, ended, now_s, wanted)
 
     def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> list[Action]:
         wanted = task.said(said, now_s)

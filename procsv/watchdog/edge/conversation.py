@@ -17,6 +17,7 @@ from procsv.base.clock import Clock
 from procsv.base.encoding import encode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.journal import entries
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.saved_step import saved_step
 from procsv.base.service_table import SERVICES
@@ -26,6 +27,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
 from procsv.watchdog.core import events
+from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.status import Publisher
@@ -114,8 +116,11 @@ class Conversation:
         self._env.processes.use_logdir(logdir)
         shown, step = shorten_path(logdir), saved_step(Path(logdir))
         self._loop.handle(
-            events.LogdirAdopted(
-                task=received.task, incarnation=received.incarnation, logdir=logdir, shown=shown, saved_step=step
+            events.Noted(
+                task=received.task,
+                incarnation=received.incarnation,
+                entry=entries.LogdirAdopted(logdir=logdir),
+                text=wording.adopted(shown, step),
             )
         )
         return ""

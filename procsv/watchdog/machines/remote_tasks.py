@@ -28,6 +28,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteHost
+from procsv.watchdog.machines.core.losses import member_lost, member_replaced, spare_lost
 from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.machines.core.orders import Order, Orders
 from procsv.watchdog.machines.core.succession import Claim
@@ -230,7 +231,7 @@ class RemoteTasks(RemoteHost):
             if member.task.role == SPARE:
                 self._server.broadcast(member_messages.EndMember(exit_codes.RESUMABLE), member_id(member.number))
                 member.is_lost = True  # expect nothing more from it
-                return [events.SpareLost(member.task, member.host, 0.0)]
+                return [spare_lost(member.task, member.host, 0.0)]
             hosts = self._members.next_hosts()
             spare = hosts[member.task].host if hosts is not None else ""
         return [events.StopAsked(source, notice.now, notice.is_notice, spare)]
@@ -272,10 +273,10 @@ class RemoteTasks(RemoteHost):
         self._forget(member)
         silent_s = self._clock.monotonic() - member.heard_s
         if member.task.role == SPARE:
-            return [events.SpareLost(member.task, member.host, silent_s)]
+            return [spare_lost(member.task, member.host, silent_s)]
         hosts = self._members.next_hosts()
         spare = hosts[member.task].host if hosts is not None else ""
-        lost = events.MemberLost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
+        lost = member_lost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
         return self._with_open_orders(member.task, lost)
 
     def _asked(self, received: Received, join: member_messages.Join) -> list[events.Event]:
@@ -298,7 +299,7 @@ class RemoteTasks(RemoteHost):
         if self._copy_relay is not None:
             self._copy_relay.forget_member(dead)
         self._members.join(as_member(dead.number, join, self._clock.monotonic()))
-        replaced = events.MemberReplaced(dead.task, join.host, dead.pid, join.pid)
+        replaced = member_replaced(dead.task, join.host, dead.pid, join.pid)
         return self._with_open_orders(dead.task, replaced)
 
     def _forget(self, member: Member) -> None:

@@ -19,6 +19,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core import events
+from procsv.watchdog.machines.core.losses import member_lost, member_replaced
 from procsv.watchdog.machines.core.membership import Membership
 from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id
@@ -116,7 +117,7 @@ def test_orders_of_a_dead_launch_are_not_executed_by_the_next_one_and_later_orde
     second.client.send_reliable(run.question("second", LaunchLock("d", 2.0)))
     run.until(lambda: second.is_welcome)
 
-    died = events.MemberReplaced(WORKER, "n2", 7, 7)
+    died = member_replaced(WORKER, "n2", 7, 7)
     assert run.events == [events.NotStarted(WORKER, 2, "n2 is lost"), died, events.TreeGone(WORKER, 1)]
     second.told.clear()
     run.tasks.start(WORKER, 3, 0.0)
@@ -151,7 +152,7 @@ def test_a_launch_without_proof_of_succession_waits_until_all_restart_with_it(ru
         run.clock.advance(LOOK_S)
         run.events += run.tasks.poll()
 
-    assert run.events == [events.MemberLost(WORKER, "n2", TIMEOUT_S, "n2")]
+    assert run.events == [member_lost(WORKER, "n2", TIMEOUT_S, "n2")]
     run.tasks.start(WORKER, 2, 0.0)
     run.until(lambda: len(run.events) > 1)
     assert run.events[1:] == [events.NotStarted(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
@@ -164,7 +165,7 @@ def test_all_restart_at_once_with_a_launch_whose_task_would_be_elsewhere(run: Ru
     second.client.send_reliable(run.question("second", LaunchLock("d", 2.0), "n2:3333"))
 
     run.until(lambda: run.events)
-    assert run.events == [events.MemberLost(WORKER, "n2", 0.0, "n2", is_killed=True)]
+    assert run.events == [member_lost(WORKER, "n2", 0.0, "n2", is_killed=True)]
 
 
 def test_a_second_launch_is_refused_once_the_first_has_been_heard_for_long_enough(run: Run) -> None:

@@ -14,7 +14,8 @@ from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
-from procsv.watchdog.core.events import Event, MemberLost, NotStarted, TreeGone
+from procsv.watchdog.core.events import Event, NotStarted, TreeGone
+from procsv.watchdog.machines.core.losses import member_lost
 from procsv.watchdog.machines.core.membership import Member, Membership
 from procsv.watchdog.machines.remote_tasks import RemoteTasks
 from tests.support.fake_clock import FakeClock
@@ -56,7 +57,7 @@ def test_an_open_start_fails_before_the_loss_is_reported(remote: Remote) -> None
 
     heard = remote.pass_time(TIMEOUT_S)
 
-    assert heard == [NotStarted(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
+    assert heard == [NotStarted(WORKER, 3, "n2 is lost"), member_lost(WORKER, "n2", TIMEOUT_S)]
 
 
 def test_a_task_being_cleaned_up_is_gone_after_the_loss_is_reported(remote: Remote) -> None:
@@ -64,7 +65,7 @@ def test_a_task_being_cleaned_up_is_gone_after_the_loss_is_reported(remote: Remo
 
     heard = remote.pass_time(TIMEOUT_S)
 
-    assert heard == [MemberLost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
+    assert heard == [member_lost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
 
 
 def test_beats_are_gathered_for_a_moment_and_all_else_is_handled_at_once(remote: Remote) -> None:

@@ -24,11 +24,10 @@ from procsv.base.journal import entries
 from procsv.base.run.manifest import Reason
 from procsv.watchdog.core.actions import Action, EndStarts, Say, Signal, WriteEntry, WriteRun
 from procsv.watchdog.core.cluster.roster import Roster
-from procsv.watchdog.core.events import MemberLost, StopAsked
+from procsv.watchdog.core.events import StopAsked, TaskLost
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.services import ServiceSupervisor
 from procsv.watchdog.core.task.lifecycle import TaskState
-from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -162,22 +161,18 @@ class Ending:
         self._order.begin_end(Request(why, at_once=stateless), now_s)
         return [told, WriteRun()]
 
-    def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> list[Action]:
+    def host_lost(self, lost: TaskLost, now_s: float) -> list[Action]:
         """End the run after the loss of a machine, with what is saved.
 
         The run begins again if a spare machine can take over. Otherwise its scheduler must start it
         again.
         """
-        entry = entries.MemberLost(host=lost.host, silent=round(lost.silent_s, 3), spare=lost.spare)
-        follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
-        text = f"{wording.member_lost(lost)}, where {task.task} runs: {follows}"
-        told: list[Action] = [WriteEntry(entry, task.task, task.incarnation), Say(text, is_bad=True)]
         if self.has_begun:
-            return told
+            return []
         self.lost_host = lost.host
-        at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
+        at_once = self._need_no_time(lost.task) if lost.spare else frozenset[TaskId]()
         asked = StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare)
-        return [*told, *self.stop_asked(asked, now_s, at_once)]
+        return self.stop_asked(asked, now_s, at_once)
 
     def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
         """Return the tasks that have nothing to save when all begin again: all, if the chief needs

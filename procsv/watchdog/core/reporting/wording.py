@@ -13,7 +13,6 @@ from procsv.base.units import show_count, show_duration, show_size
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Say, WriteEntry
-from procsv.watchdog.core.events import MemberLost, MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.settings import AdoptedTask
 
@@ -344,22 +343,6 @@ def goes_on_without(task: TaskId, why: str, workers: int) -> str:
 def ended_without(task: TaskId, why: str) -> str:
     """The run has ended, but not because of `task`, which was given up."""
     return f"{task} was given up: {why}. The others have gone on without it"
-
-
-def member_lost(lost: MemberLost) -> str:
-    if lost.is_killed:
-        return f"the launch on {lost.host} was killed, and the next one there has another address"
-    return f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
-
-
-def spare_lost(host: str, silent_s: float) -> str:
-    """`silent_s`: 0.0 if the machine announced that it leaves."""
-    why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
-    return f"{why}; it has no task, and takes over none"
-
-
-def member_replaced(news: MemberReplaced) -> str:
-    return f"the launch of {news.task} on {news.host} (process {news.before}) was killed; process {news.pid} is in its place"
 
 
 def restarts_elsewhere(durable_step: int) -> str:

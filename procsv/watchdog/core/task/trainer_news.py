@@ -50,7 +50,7 @@ class TrainerNews:
             case watchdog_messages.Note(entry):
                 return Reaction(self._noted(entry))
             case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
-                pass  # event_loop.py answers the first, and sends LogdirAdopted; the second is for the gang
+                pass  # conversation.py answers the first; the second is for the gang
             case watchdog_messages.Loaded():
                 pass  # for its host
             case _:

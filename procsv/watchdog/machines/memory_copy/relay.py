@@ -12,6 +12,7 @@ from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import AskSnapshot, KeepMirror, MirrorKept, SnapshotOffered
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import CopyKept
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 from procsv.watchdog.core import events
 from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy
@@ -65,7 +66,7 @@ class MemoryCopyRelay:
             return []  # it kept a copy for an earlier coordinator
         if isinstance(news, MirrorKept):
             self.kept = MemoryCopy(member.host, news.step)
-            return [events.CopyKept(news.sequence)]
+            return [events.Forwarded(self._start.chief, CopyKept(news.sequence))]
         self._ask(news)
         return []
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER
+from procsv.base.journal.entries import LogdirAdopted
 from procsv.base.system.processes import ProcessIdentity
-from procsv.watchdog.core.events import LogdirAdopted
+from procsv.watchdog.core.events import Noted
 from procsv.watchdog.core.hangs.trainer_liveness import StepTimes
 from procsv.watchdog.core.reporting.wording import adopted
 from procsv.watchdog.edge.status import Facts, run_file
@@ -13,9 +14,10 @@ from tests.watchdog.world import START, World
 
 def test_an_adopted_logdir_is_journaled_and_reported() -> None:
     world = World().ready()
-    world.handle(LogdirAdopted(TRAINER, 1, "/data/logs", "logs", 40))
+    entry, text = LogdirAdopted(logdir="/data/logs"), adopted("logs", 40)
+    world.handle(Noted(task=TRAINER, incarnation=1, entry=entry, text=text))
     assert world.last("logdir_adopted") == {"logdir": "/data/logs"}
-    assert world.said[-1] == adopted("logs", 40)
+    assert world.said[-1] == text
 
 
 def test_run_json_names_both_directories_and_a_step_of_a_microsecond_is_not_zero() -> None:

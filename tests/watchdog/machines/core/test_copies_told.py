@@ -18,10 +18,10 @@ def told(out: list[Action]) -> list[Action]:
 
 def test_only_the_chief_learns_of_a_copy() -> None:
     played = Played(tasks=(CHIEF, WORKER))
-    assert told(played.tell(events.CopyKept(7))) == [Tell(CHIEF, CopyKept(7))]
+    assert told(played.tell(events.Forwarded(CHIEF, CopyKept(7)))) == [Tell(CHIEF, CopyKept(7))]
 
 
 def test_a_dead_chief_gets_no_message() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     played.end(CHIEF, KILLED)
-    assert not told(played.tell(events.CopyKept(7)))
+    assert not told(played.tell(events.Forwarded(CHIEF, CopyKept(7))))

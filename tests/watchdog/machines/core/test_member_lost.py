@@ -6,12 +6,13 @@ from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import StartAttempt
-from procsv.watchdog.core.events import MemberLost, NotStarted, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
+from procsv.watchdog.core.events import NotStarted, RecycleAsked, StopAsked, Ticked, TreeGone
+from procsv.watchdog.machines.core.losses import member_lost, spare_lost
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
 
 WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
-LOST = MemberLost(WORKER, "n2", 10.0)
+LOST = member_lost(WORKER, "n2", 10.0)
 
 
 def test_a_lost_member_ends_the_run_and_is_nobodys_failure() -> None:
@@ -55,7 +56,7 @@ def test_during_a_stop_a_lost_member_only_ends_the_wait_for_it() -> None:
 def test_a_member_that_another_machine_can_replace_ends_the_run_for_a_restart() -> None:
     played = Played(tasks=(CHIEF, WORKER))
 
-    out = played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
+    out = played.tell(member_lost(WORKER, "n2", 10.0, "n3"))
 
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": "n3"}]
     assert (Naming("n2 for 10 s, ", "worker.0", "n3"), True) in said(out)
@@ -72,7 +73,7 @@ def test_before_a_restart_only_the_members_that_the_chief_needs_for_its_save_are
     ):
         tasks = (CHIEF, WORKER, OTHER) if is_gang else (CHIEF, WORKER, OTHER, server)
         played = Played(tasks=tasks, launch=LaunchSettings(restart="gang" if is_gang else "task"))
-        out = played.tell(MemberLost(lost, "n2", 10.0, "n3"), Ticked())
+        out = played.tell(member_lost(lost, "n2", 10.0, "n3"), Ticked())
         assert set(killed(out)) - {lost} == killed_at_once, (lost, is_gang)
 
 
@@ -83,7 +84,7 @@ def test_a_requested_stop_before_or_after_the_loss_of_a_machine_is_the_end() -> 
             if asks:
                 played.stop()
             else:
-                played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
+                played.tell(member_lost(WORKER, "n2", 10.0, "n3"))
         assert not played.core.restarts_elsewhere
 
 
@@ -104,7 +105,7 @@ def test_a_notice_to_a_machine_that_another_can_replace_stops_everything_for_a_r
 def test_the_loss_of_a_machine_without_a_task_is_reported_and_ends_nothing() -> None:
     played = Played(tasks=(CHIEF, WORKER))
 
-    out = played.tell(SpareLost(TaskId("spare", 0), "n4", 10.0))
+    out = played.tell(spare_lost(TaskId("spare", 0), "n4", 10.0))
 
     assert journaled(out, "spare_lost") == [{"host": "n4", "silent": 10.0}]
     assert not played.core.is_ending
@@ -162,7 +163,7 @@ def test_two_machines_lost_at_once_while_they_start_their_tasks_end_the_run() ->
         played.end(task, KILLED)
         played.tell(TreeGone(task, 1), Ticked())
 
-    for task, lost in ((WORKER, LOST), (OTHER, MemberLost(OTHER, "n3", 10.0))):
+    for task, lost in ((WORKER, LOST), (OTHER, member_lost(OTHER, "n3", 10.0))):
         played.tell(NotStarted(task, 2, "it is lost"), lost)
 
     assert all(played.core.tasks[task].ends_run for task in (WORKER, OTHER))
