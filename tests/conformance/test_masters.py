@@ -60,6 +60,7 @@ def test_a_worker_finds_a_chief_that_starts_a_moment_later(kind: Kind) -> None:
     chief.join()
 
 
+@pytest.mark.long
 def test_a_chief_and_a_worker_train_the_same_model_on_a_server(kind: Kind, tmp_path: Path) -> None:
     server = tf1.train.Server.create_local_server()
     assert server.target.startswith("grpc://")

@@ -62,6 +62,7 @@ with training(save_s=60) as model:
 """
 
 
+@pytest.mark.long
 def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)

@@ -42,6 +42,7 @@ def test_row_54_a_dead_programs_resource_tracker_unlinks_its_shared_memory(tmp_p
     assert not Path("/dev/shm", name).exists()
 
 
+@pytest.mark.long
 def test_a_process_that_only_looks_like_a_tracker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, subprocess, sys\n"

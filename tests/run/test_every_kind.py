@@ -38,6 +38,7 @@ def _stop(run: Launched) -> None:
     assert run.wait_end() == 75
 
 
+@pytest.mark.long
 def test_every_kind_of_variable_is_restored_bit_for_bit_from_memory_and_from_disk(tmp_path: Path) -> None:
     notes, logdir = tmp_path / "notes", tmp_path / "logdir"
     with launched(logdir, "--snapshot-secs", "0.3", *_options(notes)) as run:

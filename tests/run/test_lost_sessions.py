@@ -46,6 +46,7 @@ with tf.train.MonitoredTrainingSession(checkpoint_dir=os.environ["PROCSV_LOGDIR"
 """
 
 
+@pytest.mark.long
 def test_each_lost_session_is_journaled_with_its_cost_and_the_trainer_is_not_restarted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", "--drop-in", str(tmp_path / "train.py")) as run:
@@ -68,6 +69,7 @@ def test_each_lost_session_is_journaled_with_its_cost_and_the_trainer_is_not_res
     assert sum(account.totals.values()) == pytest.approx(account.wall_s, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_session_lost_before_the_first_step_counts_as_part_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.replace("[20, 40]", "[1]").replace("train)", "train); pause.wait(0.02)"))
     source = (tmp_path / "train.py").read_text()

@@ -105,7 +105,10 @@ def test_other_arguments_are_refused_unless_the_logdir_is_named(project: Path) -
     assert run_to_end(project, "0.1")[0] == 2, "the run has those arguments now"
 
 
-@pytest.mark.parametrize("name", ["train.py", "helper.py", "later.py"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("train.py", marks=pytest.mark.long), pytest.param("helper.py", marks=pytest.mark.long), "later.py"],
+)
 def test_a_complete_run_whose_program_has_changed_is_refused_and_the_file_is_named(project: Path, name: str) -> None:
     assert run_to_end(project, "0.1")[0] == 0
     with (project / name).open("a") as file:

@@ -302,6 +302,7 @@ def test_a_first_launch_starts_the_trainer_at_once_and_the_standby_repeats_its_i
     assert "has zipapp True" in logs[1]
 
 
+@pytest.mark.long
 def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, undisturbed: str) -> None:
     with trained(tmp_path, 5, standby="hot") as run:
         at_step(run, 100)

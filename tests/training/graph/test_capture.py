@@ -72,7 +72,7 @@ def _read(shm: Path) -> tuple[int, dict[str, Any]]:
         reader.close()
 
 
-@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+@pytest.mark.parametrize("resource", [pytest.param(True, marks=pytest.mark.long), False], ids=["resource", "ref"])
 def test_no_capture_of_four_hundred_is_torn_while_training_runs_in_a_tight_loop(shm: Path, resource: bool) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()

@@ -44,7 +44,7 @@ def _wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize("ways_of_saving", ["slots", "staging"])
-@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("threads", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_the_users_and_the_services_saves_are_all_listed_and_the_old_ones_are_deleted(
     tmp_path: Path, threads: int, ways_of_saving: str
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_counters_of_keras_callback_match_keras(tmp_path: Path) -> None:
     assert (ours._current_epoch, ours._last_batch_seen) == (3, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{"batch_size": 8}, {"units": 9}], ids=["batches", "model"])
 def test_another_fit_in_the_directory_of_one_that_raised_starts_over(
     change: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -126,6 +127,7 @@ def test_another_fit_in_the_directory_of_one_that_raised_starts_over(
     assert "exception has ended" in caplog.text
 
 
+@pytest.mark.long
 def test_a_finished_fit_is_not_continued_by_the_next_one(tmp_path: Path) -> None:
     model = new_model()
     fit(model, callback(tmp_path / "run"))

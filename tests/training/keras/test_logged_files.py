@@ -131,6 +131,7 @@ def test_a_program_that_names_another_directory_continues_there_with_the_model_a
     assert {step for where, tag, step, _ in later if tag == "epoch_loss"} == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_rows_are_appended_to_a_csv_file_with_other_contents(tmp_path: Path) -> None:
     fit(tmp_path, 10)
     (tmp_path / "log.csv").write_text("epoch,loss,val_loss\n" + 30 * "0,1.0,1.0\n")
@@ -161,6 +162,7 @@ def test_event_files_of_a_start_that_left_no_state_are_removed_and_others_stay(t
     assert [(tag, step) for _, tag, step, _ in points(tmp_path)] == [("of the program", 1)]
 
 
+@pytest.mark.long
 def test_a_fit_that_starts_over_empties_its_rows_and_one_that_appends_keeps_the_old_ones(tmp_path: Path) -> None:
     for append in (False, True):
         directory = tmp_path / str(append)

@@ -47,6 +47,7 @@ def seeded() -> Any:
     return keras.Sequential([keras.Input((4,)), *layers])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [{"jit_compile": False}, {"jit_compile": False, "steps_per_execution": 2}, {"jit_compile": True}]
 )

@@ -123,6 +123,7 @@ def test_a_callback_that_stops_at_one_batch_only_stops_there_after_a_crash_too(t
     assert fit(tmp_path / "run", StopAtBatch(6)) == wanted
 
 
+@pytest.mark.long
 def test_early_stopping_has_ended_its_fit_and_another_launch_does_not_train_on(tmp_path: Path) -> None:
     def stop() -> Any:
         return keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2, restore_best_weights=True)
