@@ -35,17 +35,7 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class NextStart:
-    def __init__(
-        self,
-        task: TaskId,
-        settings: Settings,
-        rng: Random,
-        progress: TaskProgress,
-        go_back: Callable[[int], list[Action]],
-    ) -> None:
-        """`go_back`: called when attempts that resumed from a step crash repeatedly, so that the
-        state before it must be used; returns what it wants.
-        """
+    def __init__(self, task: TaskId, settings: Settings, rng: Random, progress: TaskProgress) -> None:
         self._task, self._progress = task, progress
         self._observes, self._is_detached = settings.observes, settings.launch.detach
         self.history = History(settings.launch, rng, restarts=not settings.observes)
@@ -58,7 +48,7 @@ class NextStart:
         self._room_due_s = 0.0  # monotonic: the earliest start even if there is room; the program may mean another disk
         self.is_held = False  # it waits until its whole gang is gone
         self.lost_peer = ""  # how the end of another gang member ended it
-        self._kept, self._go_back = progress, go_back  # of the task whose state is resumed
+        self._kept = progress  # of the task whose state is resumed
         self._past: Past | None = None
         self._verdict: GiveUp | None = None  # final, unless the state being saved turns out to be progress
         self._untold = ""  # how the last attempt of a gang ended, until it is reported
@@ -68,8 +58,7 @@ class NextStart:
         """Make it a member of a gang of `size`, which shares the chief's record of failures and the
         chief's state.
         """
-        self.history, self.gang_size = chief.history, size
-        self._kept, self._go_back = chief._kept, chief._go_back
+        self.history, self.gang_size, self._kept = chief.history, size, chief._kept
 
     def rejoin(self, start_s: float) -> None:
         """All of its gang are gone, so that it may start."""
@@ -84,15 +73,18 @@ class NextStart:
         self.due_s, self.lost_peer = None, ""
 
     # -- what follows --------------------------------------------------------------------------------------
-    def decide(self, past: Past, now_s: float) -> Reaction:
+    def decide(self, past: Past, now_s: float) -> tuple[int, Reaction]:
         """After a death, decide when the next attempt starts, or that there is none. It may not be
         known yet.
+
+        Also return the step of the state that has become suspect, because attempts that resumed
+        from it crash repeatedly; NO_STEP if none has.
         """
         self._past = past
         if self.lost_peer:
-            return self._start_again(0.0, now_s)
+            return NO_STEP, self._start_again(0.0, now_s)
         if past.is_planned:
-            return self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
+            return NO_STEP, self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
         return self._count(past.death, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> Reaction:
@@ -113,17 +105,16 @@ class NextStart:
         text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.saved_step)
         return Reaction([Say(text, is_bad=True)])
 
-    def _count(self, death: Death, now_s: float) -> Reaction:
+    def _count(self, death: Death, now_s: float) -> tuple[int, Reaction]:
         is_first = self.history.room_s is None
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
         may_save = self._progress.keeps_state or self.gang_size > 0
         is_over = isinstance(verdict, GiveUp) and verdict.is_final
-        gone_back: list[Action] = []
+        suspected_step = NO_STEP
         if may_save and self.history.suspects(death, resumed_step, newest_step) and not is_over:
-            gone_back = self._go_back(resumed_step)
-        decided = self._follow(verdict, death, now_s, is_first=is_first, may_save=may_save)
-        return decided._replace(wanted=[*gone_back, *decided.wanted])
+            suspected_step = kept.suspected_step = resumed_step
+        return suspected_step, self._follow(verdict, death, now_s, is_first=is_first, may_save=may_save)
 
     def _follow(self, verdict: Verdict, death: Death, now_s: float, *, is_first: bool, may_save: bool) -> Reaction:
         if isinstance(verdict, Restart) and death.no_room and death.is_by_itself:

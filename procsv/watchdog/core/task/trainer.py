@@ -17,7 +17,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import first_due_s
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
-from procsv.base.outcome import Exit
+from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
@@ -40,8 +40,9 @@ _DEATHS = {CauseKind.DONE: LifecycleEvent.FINISHED, CauseKind.CHECKPOINTED: Life
 
 class TrainerSupervisor(TrainerFacts):
     def __init__(self, task: TaskId, incarnation: int, settings: Settings, rng: Random, now_s: float) -> None:
-        super().__init__(task, incarnation, settings, rng, now_s, self.go_back)
+        super().__init__(task, incarnation, settings, rng, now_s)
         self._observes = settings.observes
+        self._state_of: TrainerSupervisor = self  # the task whose state is resumed
         self._news = TrainerNews(self)
         self._watch = TrainerWatch(task, self.hanging, self.protection, self.progress, self.record, settings.observes)
 
@@ -155,6 +156,7 @@ class TrainerSupervisor(TrainerFacts):
         """Make it a member of a gang of `size`, which shares the chief's record of failures and the
         chief's state.
         """
+        self._state_of = chief
         self.next.bind(chief.next, size)
 
     def leave_gang(self, why: str, now_s: float) -> list[Action]:
@@ -186,7 +188,6 @@ class TrainerSupervisor(TrainerFacts):
         """Attempts that resumed from that state crashed repeatedly: give the next trainer the one
         before it.
         """
-        self.progress.suspected_step = step
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # a running one's gang is about to end
         suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
         return [Say(wording.going_back(step), is_bad=True), suspected]
@@ -349,4 +350,6 @@ class TrainerSupervisor(TrainerFacts):
         past = Past(
             self.incarnation, death, stopping.recycled, is_planned, self.protection.serves, self.record.unsaved_s
         )
-        return self._follow(self.next.decide(past, now_s), now_s)
+        suspected_step, decided = self.next.decide(past, now_s)
+        gone_back = self._state_of.go_back(suspected_step) if suspected_step != NO_STEP else []
+        return [*gone_back, *self._follow(decided, now_s)]

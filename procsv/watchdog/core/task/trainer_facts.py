@@ -6,14 +6,12 @@ shows a task or decides for several. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging import watchdog_messages
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.restarts.goodput import Goodput
@@ -77,21 +75,12 @@ class LastSave:
 class TrainerFacts:
     """The state of a task, through all its attempts."""
 
-    def __init__(
-        self,
-        task: TaskId,
-        incarnation: int,
-        settings: Settings,
-        rng: Random,
-        now_s: float,
-        go_back: Callable[[int], list[Action]],
-    ) -> None:
-        """`go_back`: called with a step from which no attempt may resume again."""
+    def __init__(self, task: TaskId, incarnation: int, settings: Settings, rng: Random, now_s: float) -> None:
         self.task = task
         self.life = Lifecycle()
         self.progress = TaskProgress(settings, keeps_state=task == settings.tasks[0])
         self.stopping = Stopping(task, settings)
-        self.next = NextStart(task, settings, rng, self.progress, go_back)
+        self.next = NextStart(task, settings, rng, self.progress)
         self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s)
         liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
         self.hanging = HangEscalation(task, liveness, settings.launch)
