@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import random
+import struct
 import threading
 import types
 from collections.abc import Mapping, Set
@@ -25,7 +26,7 @@ import xxhash
 
 ARRAY_BYTES_MAX = 256 << 20  # of a larger array, evenly spaced rows count
 ROWS_SAMPLED = 4096
-_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes without it are written in C and hide their attributes
+_POINTER_BYTES = struct.calcsize("P")
 VALUES_MAX = 20_000  # with more values the digest is incomplete
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -173,10 +174,9 @@ class ContentDigest:
             self.add_text(name)
 
     def _add_object(self, value: Any) -> None:
-        is_python = all(kind.__flags__ & _MADE_AT_RUN_TIME for kind in type(value).__mro__[:-1])
-        state = getattr(value, "__dict__", None) if is_python else None
         slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
-        if state is None and not (is_python and slots):
+        state = getattr(value, "__dict__", None)
+        if _hides_content(type(value), len(slots)) or (state is None and not slots):
             self.is_whole = False
             return
         for name, item in (state or {}).items():
@@ -196,6 +196,18 @@ def _names_of(code: types.CodeType) -> list[str]:
     return [*dict.fromkeys([*code.co_names, *inner])]
 
 
+def _hides_content(kind: type, slots: int) -> bool:
+    """Return whether instances have room for more than their attributes, as those of a class in C do.
+
+    From Python 3.12 on, flags no longer tell: files, for example, are made like classes of Python.
+    """
+    attributes = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__itemsize__ != 0 or kind.__basicsize__ > object.__basicsize__ + attributes * _POINTER_BYTES
+
+
 def _slots_of(kind: type) -> list[str]:
+    """Return the attributes that `__slots__` of `kind` makes; Python renames those that begin with `__`."""
     slots = kind.__dict__.get("__slots__", ())
-    return [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
+    names = [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
+    own = f"_{kind.__name__.lstrip('_')}"
+    return [own + name if name.startswith("__") and not name.endswith("__") else name for name in names]

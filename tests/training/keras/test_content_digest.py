@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import subprocess
 import sys
 import threading
@@ -32,6 +33,19 @@ class Data:
         self.rows, self.size = rows, size
 
 
+class Reader:
+    __slots__ = ("__at", "rows")
+
+    def __init__(self, rows: Any, at: int) -> None:
+        self.rows, self.__at = rows, at
+
+
+class Logged(io.BytesIO):
+    def __init__(self, name: str) -> None:
+        super().__init__(b"content that no attribute shows")
+        self.name = name
+
+
 def scaled(value: float) -> float:
     return value * FACTOR
 
@@ -58,6 +72,7 @@ SAME: list[tuple[Any, Any]] = [
     (A, A.copy()),
     (np.arange(24.0).reshape(4, 6)[:, ::2], np.arange(24.0).reshape(4, 6)[:, ::2].copy()),
     (Data(A, 2), Data(A.copy(), 2)),
+    (Reader(A, 2), Reader(A.copy(), 2)),
     ({"a": [1, (2.0, None)]}, {"a": [1, (2.0, None)]}),
     (scaling(2), scaling(2)),
     (functools.partial(scaled, 1), functools.partial(scaled, 1)),
@@ -70,6 +85,7 @@ OTHER: list[tuple[Any, Any]] = [
     (A, A.astype("float32")),
     (A, np.where(A == 7, 8, A)),
     (Data(A, 2), Data(A, 3)),
+    (Reader(A, 2), Reader(A, 3)),
     (scaling(2), scaling(3)),
     (lambda value: value + 1, lambda value: value + 2),
     (counting(1), counting(2)),
@@ -104,7 +120,7 @@ def test_a_function_counts_with_the_globals_it_names(monkeypatch: pytest.MonkeyP
 
 def test_a_value_that_hides_its_content_proves_nothing(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        for hidden in (file, (number for number in iter([3])), iter([1]), {"a": iter([1])}):
+        for hidden in (file, (number for number in iter([3])), iter([1]), {"a": iter([1])}, Logged("a")):
             assert digest_of(hidden) is None
 
 
