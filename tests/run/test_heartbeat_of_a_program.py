@@ -16,7 +16,8 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-# It trains on a thread, and its main module returns at once.  Each line of its input lets it go on.
+# It trains on a thread, and its main module returns once that has a session: from Python 3.12 on, no thread can be started
+# after that.  Each file that the test makes lets it go on.
 PROGRAM = """
 import sys, threading, time
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.support.numpy_training import initial, state_run, train
 
 runtime = current()
 told = Path(sys.argv[1])
+begun = threading.Event()
 
 
 def wait_for(word):
@@ -37,6 +39,7 @@ def trains():
     plan = numpy_plan(runtime.connection.paths.logdir)
     source = NumpyState(initial(), plan)
     with state_run(runtime, source, plan) as training:
+        begun.set()
         training.boundary.pass_call(train, (source.arrays,))
         wait_for("step")
         training.boundary.pass_call(wait_for, ("between",))
@@ -45,6 +48,7 @@ def trains():
 
 
 threading.Thread(target=trains).start()
+begun.wait()
 """
 
 
