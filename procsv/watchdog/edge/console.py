@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from procsv.report.losses import LossNow
 
 POLL_S = 0.1  # how late the trainer's output may appear
+QUIET_POLL_S = 0.5  # the same where nobody watches live, once the trainer has printed nothing for QUIET_ROUNDS rounds
+QUIET_ROUNDS = 20
 CHUNK_BYTES = 2**16
 ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
 LINES_WAITING_MAX = 1000  # lines of ours kept for a stopped terminal; then the oldest are dropped
@@ -58,6 +60,7 @@ class Console:
         self._facts: LineFacts | None = None  # the drawn facts, completed by what the program reports
         self._loss: LossNow | None = None  # the attempt's loss, on a live screen
         self._files_s = 0.0  # when to read event files next
+        self._quiet_rounds = 0  # since the trainer last printed something
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
@@ -120,7 +123,7 @@ class Console:
         while True:
             with self._news:
                 if not self._queue:
-                    self._news.wait(POLL_S if self._log is not None else None)
+                    self._news.wait(self._pause_s())
                 items = list(self._queue)
                 self._queue.clear()
             self._pump(ROUND_BYTES_MAX)
@@ -137,6 +140,12 @@ class Console:
                     return
                 self._open(item)
             self._draw()
+
+    def _pause_s(self) -> float | None:
+        """Return how long to wait for the next round; None: until there is something to do."""
+        if self._log is None:
+            return None
+        return QUIET_POLL_S if self._quiet_rounds >= QUIET_ROUNDS and not self.is_live else POLL_S
 
     def _open(self, log: Path) -> None:
         if self._log is not None:
@@ -162,8 +171,10 @@ class Console:
             if not data:
                 if not done:  # nothing has followed for a whole round
                     self._echo_output(self._noise.release())
+                    self._quiet_rounds += 1
                 return
             done += len(data)
+            self._quiet_rounds = 0
             if self._loss is not None and self._look is not None:
                 self._loss.losses.read_output(data, self._look[2])
             self._echo_output(self._noise.pass_on(data))
