@@ -41,7 +41,7 @@ declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
 OBSERVER_S_MAX = 10.0  # after the program's death, how long an observer in a child of it may take to save
-FINISHING_MAX = 1000  # how many finishing processes are remembered, the newest first
+FINISHING_MAX = 1000  # how many finishing processes are remembered; the oldest go first
 HELPERS = "resource_tracker", "forkserver", OBSERVER  # helpers of multiprocessing and similar libraries, and ours
 SHOWN_CHARS = 80  # of a command line
 
@@ -277,10 +277,8 @@ class Processes(msgspec.Struct):
         limit_s = TRACKER_S_MAX if is_tracker(stray.pid) else OBSERVER_S_MAX if _is_observer(stray) else 0.0
         if not limit_s:
             return False
-        now_s, one = self.clock.monotonic(), _identity(stray)
-        seen_s = self._finishing.pop(one, now_s)
-        self._finishing = {one: seen_s, **dict(list(self._finishing.items())[: FINISHING_MAX - 1])}
-        return now_s < seen_s + limit_s
+        now_s = self.clock.monotonic()
+        return now_s < first_seen(self._finishing, _identity(stray), now_s) + limit_s
 
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; False while that is unknown (no descriptors left)."""
@@ -365,6 +363,14 @@ class Processes(msgspec.Struct):
         for fd in (*self._lifeline, *self._trees.values()):
             if fd >= 0:
                 os.close(fd)
+
+
+def first_seen(seen: dict[tuple[int, float], float], one: tuple[int, float], now_s: float) -> float:
+    """Return when a process was first seen, and note it; the oldest are forgotten."""
+    seen_s = seen.setdefault(one, now_s)
+    if len(seen) > FINISHING_MAX:
+        del seen[next(iter(seen))]
+    return seen_s
 
 
 def _measure(process: psutil.Process | None) -> dict[str, float | int]:

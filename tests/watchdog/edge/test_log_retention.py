@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,26 +11,28 @@ import pytest
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.logs import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
-from procsv.base.run.paths import find_paths
-from procsv.base.run.run_file import RunFile
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system.system_clock import SystemClock
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge import run_records
+from tests.support.launched import NEWS_S_MAX, procsv
+from tests.support.programs import until
 
 WORKER = TaskId.parse("worker.1")
 
 
-def make(logs: Path, number: int, size: int = 1) -> None:
-    path = logs / f"trainer.{number}.log"
+def make(logs: Path, number: int, size: int = 1, role: str = "trainer") -> None:
+    path = logs / f"{role}.{number}.log"
     path.touch()
     os.truncate(path, size)  # sparse: it takes no room
     os.utime(path, (number, number))
 
 
-def kept(logs: Path) -> list[int]:
-    return sorted(int(path.name.split(".")[1]) for path in logs.glob("trainer.*.log"))
+def kept(logs: Path, role: str = "trainer") -> list[int]:
+    return sorted(int(path.name.split(".")[1]) for path in logs.glob(f"{role}.*.log"))
 
 
 def test_the_newest_twenty_logs_of_a_role_are_kept_and_other_roles_are_left_alone(tmp_path: Path) -> None:
@@ -50,6 +53,24 @@ def test_no_more_than_a_gibibyte_is_kept(tmp_path: Path) -> None:
 
     assert LOG_BYTES_MAX == 2**30
     assert kept(tmp_path) == [3, 4, 5]
+
+
+def test_each_detached_launch_leaves_the_newest_twenty_logs_of_the_watchdog(tmp_path: Path) -> None:
+    paths, program = find_paths(tmp_path / "logdir"), tmp_path / "train.py"
+    program.touch()
+    paths.logs.mkdir(parents=True)
+    for number in range(1, 31):
+        make(paths.logs, number, role="watchdog")
+
+    assert procsv("launch", "--detach", "--logdir", str(tmp_path / "logdir"), str(program)).returncode == 0
+
+    assert set(kept(paths.logs, "watchdog")) - {31} == set(range(12, 31))  # its own is removed if it has ended by then
+    until(lambda: has_ended(paths), lambda: threading.Event().wait(0.02), NEWS_S_MAX)
+
+
+def has_ended(paths: RunPaths) -> bool:
+    run = read_run(paths.run_json)
+    return run is not None and run.exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from procsv.watchdog.host.processes import FINISHING_MAX, first_seen
 from tests.support.programs import running
 
 # Its child sleeps with the mark of the run, as what a program leaves behind does, and a fork of the standby.
@@ -49,6 +50,17 @@ while Path(f"/proc/{left.pid}").exists():
     processes.clear_tree(dead)
 print("cleared", processes.clear_tree(dead), standby.poll(), flush=True)
 """
+
+
+def test_of_what_dead_programs_have_left_the_newest_thousand_are_known() -> None:
+    seen = dict[tuple[int, float], float]()
+    for pid in range(1, 1011):
+        assert first_seen(seen, (pid, 0.0), float(pid)) == pid
+
+    assert len(seen) == FINISHING_MAX == 1000
+    assert first_seen(seen, (1010, 0.0), 5000.0) == 1010.0
+    assert first_seen(seen, (11, 0.0), 5000.0) == 11.0, "the oldest of them"
+    assert first_seen(seen, (10, 0.0), 5000.0) == 5000.0, "it was forgotten"
 
 
 def test_a_fork_not_yet_reported_by_its_standby_is_no_stray_of_a_task_that_died_meanwhile(tmp_path: Path) -> None:
