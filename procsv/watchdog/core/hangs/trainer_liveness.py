@@ -93,7 +93,7 @@ STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # bounds of the learned limit
 STEP_MEDIANS = 20.0  # the learned limit is this many median steps
 STEPS_KNOWN_MIN = 3  # steps measured before the median is used; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # the median covers this many of the latest steps
-LOOK_GAP_S_MAX = 5.0  # of a longer gap between two checks, only this much counts
+LOOK_GAP_S_MAX = 5.0  # of a longer gap between two checks, only this much counts, and at most half of the limit
 TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps, callbacks and its own code
 WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
 DOUBLED_MAX = 10  # how many times a limit is doubled at most
@@ -214,7 +214,7 @@ class Liveness(msgspec.Struct):
         """
         if beat is not None and beat.phase not in WITHOUT_SESSION:
             self.see_session()
-        self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
+        self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX, self._limit_s / 2)
         self._looked_s = now_s
         last = self._last
         if beat is None or (last is not None and _progress(beat) == _progress(last)):

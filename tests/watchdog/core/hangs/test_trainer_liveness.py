@@ -74,9 +74,10 @@ def test_a_limit_set_by_the_user_is_not_doubled() -> None:
     assert trainer.liveness.limit_s(Phase.STEP) == 3.0
 
 
-def test_time_without_observation_does_not_count() -> None:
+@pytest.mark.parametrize("limit_s", [3.0, 120.0])
+def test_time_without_observation_does_not_count(limit_s: float) -> None:
     """The watchdog was stopped, or the machine: the trainer gets its chance to show progress."""
-    trainer = far().trains(10, 1.0)
+    trainer = far(LaunchSettings(hang_timeout_s=limit_s)).trains(10, 1.0)
     trainer.now_s += 100_000.0
     trainer.liveness.read_heartbeat(trainer.beat, trainer.now_s)
 
