@@ -106,7 +106,7 @@ def test_a_closed_stream_leaves_no_note_and_the_next_one_makes_a_new_file(run: R
         writer = trainer.streams.open_stream(str(run.logdir), "")
         send(trainer, writer, first, first + 9)
         with TurningTrainer(trainer) as streams:
-            assert streams.close_stream(writer, 30.0)
+            assert streams.close_stream(writer, 300.0)
         trainer.until(lambda: not list(run.paths.run_dir.glob("*.pos")))
 
     assert [steps_in(p) for p in event_files(run.logdir)] == [list(range(1, 11)), list(range(11, 21))]

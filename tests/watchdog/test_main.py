@@ -43,7 +43,14 @@ LAUNCH = Path(__file__).with_name("stand_ins") / "launch.py"
 NEWS_S_MAX = 300.0
 WAKES_PER_S_MAX = 40  # two ticks a second, and news; a deadline that is past and changes nothing makes it 200
 
-IDLE = "import threading; print('begun', flush=True); threading.Event().wait()"
+IDLE = """
+import threading
+from procsv.training.runtime.context import current
+asked = threading.Event()
+current().stops.add_listener(lambda reason: asked.set())
+print('begun', flush=True)
+asked.wait()
+"""
 DEAF = """
 import time
 print('begun', flush=True)
@@ -110,7 +117,7 @@ class Run:
 def launched(tmp_path: Path, source: str, **settings: Any) -> Iterator[Run]:
     program, logdir, output = tmp_path / "train.py", tmp_path / "logdir", tmp_path / "output"
     program.write_text(source)
-    settings.setdefault("grace_s", 4.0)  # the idle programs are deaf: they are ended when their share is over
+    settings.setdefault("grace_s", 60.0)  # of which the idle programs need none
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("env", {})}
     args = settings.pop("args", ())
     with output.open("a") as stream:
@@ -213,7 +220,8 @@ def test_row_14_a_grandchild_in_its_own_session_is_ended_before_the_next_trainer
     source = (
         "import os, subprocess, sys, signal\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
-        "print('orphan', child.pid, flush=True); print('begun', flush=True); child.wait()\n"
+        "print('orphan', child.pid, flush=True)\n"
+        f"{IDLE}"
     )
     with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
         run.begun()
@@ -260,14 +268,12 @@ def test_row_27_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.S
 
 
 def test_row_27_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path) -> None:
-    with launched(tmp_path, DEAF) as run:
+    with launched(tmp_path, DEAF, grace_s=36_000.0) as run:  # a test that waits for the grace does not end
         run.begun()
         run.process.send_signal(signal.SIGINT)
         run.until("the stopping", lambda: run.file().state == "stopping")
-        begun_s = time.monotonic()
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 70  # nothing is saved
-        assert time.monotonic() - begun_s < 10.0
         assert "sent by procsv" in run.journal("exited", "trainer")[0]["evidence"]
 
 
@@ -295,11 +301,14 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
         run.begun()
         watchdog = psutil.Process(run.process.pid)
         assert watchdog.memory_info().rss < 40 * 2**20
+        began_s = time.monotonic()
         before, used = watchdog.num_ctx_switches().voluntary, sum(watchdog.cpu_times()[:2])
-        threading.Event().wait(4.0)  # a measurement, over this time
+        threading.Event().wait(4.0)  # a measurement, over at least this time
         woken = watchdog.num_ctx_switches().voluntary - before
-        assert woken < 4.0 * WAKES_PER_S_MAX, "each turn of its loop ends in a wait for news, or for the next tick"
-        assert sum(watchdog.cpu_times()[:2]) - used < 2.0, "a loop that does not wait has a core for itself"
+        took_s = sum(watchdog.cpu_times()[:2]) - used
+        passed_s = time.monotonic() - began_s
+        assert woken < passed_s * WAKES_PER_S_MAX, "each turn of its loop ends in a wait for news, or for the next tick"
+        assert took_s < passed_s / 2, "a loop that does not wait has a core for itself"
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130
 
@@ -361,7 +370,7 @@ def serve(run: Run) -> None:
 
 @pytest.mark.long
 def test_row_50_a_removed_runtime_directory_is_recreated_with_everything_in_it(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0), grace_s=12.0) as run:
         serve(run.begun())
         paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
         names = {path.name for path in paths.run_dir.iterdir() if not path.name.startswith("writer")}
@@ -387,7 +396,7 @@ def test_row_50_a_removed_runtime_directory_is_recreated_with_everything_in_it(t
 def test_row_51_sockets_and_locks_removed_one_by_one_come_back_and_the_next_crash_is_recovered(
     tmp_path: Path,
 ) -> None:
-    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
+    with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0), grace_s=12.0) as run:
         serve(run.begun())
         paths, pids = run.file().paths, {role: run.pid(role) for role in ("trainer", "checkpoint", "summary")}
         swept = [path for path in paths.run_dir.iterdir() if not path.name.startswith("writer")]
@@ -426,7 +435,7 @@ def test_row_31_a_file_in_place_of_the_control_socket_is_reported_and_stays(tmp_
 
 @pytest.mark.long
 def test_row_35_a_logdir_that_was_removed_and_recreated_gets_the_rest_of_the_run(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE) as run:
+    with launched(tmp_path, IDLE, grace_s=12.0) as run:
         run.begun()
         remove_live(run.logdir)
         run.until("word of it", lambda: "cannot write to" in run.said())
