@@ -133,7 +133,8 @@ def test_row_53_a_frozen_watchdog_without_run_json_still_has_its_logdir(
         run.begun()
         run.process.send_signal(signal.SIGSTOP)
         run.file().paths.run_json.unlink()
-        with launched(tmp_path, IDLE, env={**elsewhere, **locks}) as second:
+        env = {**elsewhere, **locks, "STAND_IN_MARGIN_S": "0.5"}
+        with launched(tmp_path, IDLE, grace_s=0.5, env=env) as second:
             assert second.end() == 73
         assert f": process {run.process.pid} (procsv launch" in run.said()
         run.process.send_signal(signal.SIGCONT)
@@ -147,7 +148,8 @@ def test_row_53_no_process_of_a_run_is_ended_while_its_watchdog_lives_whatever_f
     source = (
         "import os, subprocess, sys, signal\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
-        "print('child', child.pid, flush=True); print('begun', flush=True); child.wait()\n"
+        "print('child', child.pid, flush=True)\n"
+        f"{IDLE}"
     )
     with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
         run.begun()
@@ -213,7 +215,7 @@ def take_fd(pid: int, fd: int) -> int:
 
 @pytest.mark.long
 def test_row_53_lock_and_lease_are_renewed_in_a_directory_that_was_replaced(tmp_path: Path) -> None:
-    with launched(tmp_path, IDLE) as run:
+    with launched(tmp_path, IDLE, grace_s=12.0) as run:
         run.begun()
         paths = find_paths(run.logdir)
         old = lease_file(tmp_path).holder()
@@ -237,7 +239,7 @@ def is_locked(home: Path) -> bool:
 
 def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp_path: Path) -> None:
     put(tmp_path, ELSEWHERE)
-    with launched(tmp_path, IDLE) as run:
+    with launched(tmp_path, IDLE, env={"STAND_IN_LEASE_S": "600.0"}) as run:
         run.until("the watch", lambda: "process 4242 on node17 (procsv launch train.py) wrote to" in run.said())
         put(tmp_path, msgspec.structs.replace(ELSEWHERE, renewed=1.8e9 + 5))
         assert run.end() == 73
