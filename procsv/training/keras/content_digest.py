@@ -26,6 +26,7 @@ import xxhash
 
 ARRAY_BYTES_MAX = 256 << 20  # of a larger array, evenly spaced rows count
 ROWS_SAMPLED = 4096
+_LIBRARIES = ("keras.", "tensorflow.")  # their containers have attributes for bookkeeping, which differ in each process
 _POINTER_BYTES = struct.calcsize("P")
 VALUES_MAX = 20_000  # with more values the digest is incomplete
 
@@ -87,14 +88,18 @@ class ContentDigest:
             for key, item in value.items():
                 self.add_value(key)
                 self.add_value(item)
+            self._add_beside_items(value)
         elif isinstance(value, Set):
             for text in sorted(map(repr, value)):
                 self.add_text(text)
+            self._add_beside_items(value)
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif isinstance(value, types.MethodType):
             self.add_value(value.__self__)
             self.add_value(value.__func__)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.add_value(value.__wrapped__)
         elif isinstance(value, functools.partial):
             self.add_value((value.func, value.args, value.keywords))
         elif isinstance(value, types.GeneratorType):
@@ -116,6 +121,7 @@ class ContentDigest:
         elif isinstance(value, list | tuple) or type(value).__name__ == "deque":
             for item in value:
                 self.add_value(item)
+            self._add_beside_items(value)
         else:
             self._add_object(value)
 
@@ -172,6 +178,13 @@ class ContentDigest:
             self.add_value(constant)
         for name in code.co_names:
             self.add_text(name)
+
+    def _add_beside_items(self, value: Any) -> None:
+        """Add the attributes of a container, which a class of the program's own may have beside its items."""
+        if not type(value).__module__.startswith(_LIBRARIES):
+            for name, item in getattr(value, "__dict__", {}).items():
+                self.add_text(name)
+                self.add_value(item)
 
     def _add_object(self, value: Any) -> None:
         slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]

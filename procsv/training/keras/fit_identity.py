@@ -178,6 +178,8 @@ class _FitDigest(ContentDigest):
             self.add_text(type(value).__qualname__)
             for variable in value.variables:
                 self.add_value(variable)
+        elif isinstance(value, tf.DType):
+            self.add_text(value.name)
         else:
             super()._add_object(value)
 

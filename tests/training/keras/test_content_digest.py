@@ -33,6 +33,12 @@ class Data:
         self.rows, self.size = rows, size
 
 
+class Batches(list[int]):
+    def __init__(self, rows: Any, size: int) -> None:
+        super().__init__(rows)
+        self.size = size
+
+
 class Reader:
     __slots__ = ("__at", "rows")
 
@@ -76,6 +82,7 @@ SAME: list[tuple[Any, Any]] = [
     ({"a": [1, (2.0, None)]}, {"a": [1, (2.0, None)]}),
     (scaling(2), scaling(2)),
     (functools.partial(scaled, 1), functools.partial(scaled, 1)),
+    (functools.lru_cache(scaling(2)), functools.lru_cache(scaling(2))),
     (counting(1, taken=2), counting(1, taken=2)),
     ({"b", "a"}, {"a", "b"}),
     (np.random.default_rng(1), np.random.default_rng(1)),
@@ -86,7 +93,9 @@ OTHER: list[tuple[Any, Any]] = [
     (A, np.where(A == 7, 8, A)),
     (Data(A, 2), Data(A, 3)),
     (Reader(A, 2), Reader(A, 3)),
+    (Batches([1, 2], 2), Batches([1, 2], 3)),
     (scaling(2), scaling(3)),
+    (functools.lru_cache(scaling(2)), functools.lru_cache(scaling(3))),
     (lambda value: value + 1, lambda value: value + 2),
     (counting(1), counting(2)),
     (counting(1), counting(1, taken=2)),
