@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.faults.test_row_13_out_of_memory import a_small_cgroup
@@ -23,6 +22,15 @@ from tests.support.small_places import in_cgroup
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
+CONTINUED = (
+    """
+import os, pathlib, signal
+if os.environ["PROCSV_TASK"] == "worker.0":
+    continued = pathlib.Path(os.environ["PROCSV_LOGDIR"], "continued")
+    signal.signal(signal.SIGCONT, lambda *_: continued.touch())
+"""
+    + PROGRAM
+)
 GREEDY = (
     """
 import os
@@ -48,12 +56,10 @@ def test_row_73_faults_for_tasks_on_other_machines_happen_there_once_across_laun
     tmp_path: Path,
 ) -> None:
     faults = ("segfault worker.0 after 0s", "kill worker.0 at step 200", "stop worker.0 for 5s at step 400")
-    with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
+    with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=CONTINUED, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
         chief.wait_event("fault", 3)
-        worker = psutil.Process(chief.pid("worker.0"))
-        chief.wait_for("a frozen task", lambda: worker.status() == psutil.STATUS_STOPPED)
-        chief.wait_for("a task that goes on", lambda: worker.status() != psutil.STATUS_STOPPED)
+        chief.wait_for("a task that goes on after it was frozen", (run.logdir / "continued").exists)
         assert told(chief) == [("worker.0", fault) for fault in faults]
         crashed, killed = (entry["evidence"] for entry in chief.events("exited", "worker.0"))
         assert crashed.startswith("SIGSEGV")  # the location follows if the process could still report it
@@ -132,7 +138,8 @@ def test_row_72_machines_cut_off_or_without_power_even_the_coordinators_do_not_c
 def test_a_machine_frozen_for_less_than_the_peer_timeout_ends_no_task_and_for_longer_ends_the_run(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=hosts, **FOUND) as run:
+    options = (*OPTIONS, "--peer-timeout", "30", "--coordinator-timeout", "60")
+    with machines(tmp_path, TASKS, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
         hosts[1].send_signal(signal.SIGSTOP)
@@ -143,7 +150,7 @@ def test_a_machine_frozen_for_less_than_the_peer_timeout_ends_no_task_and_for_lo
 
         hosts[1].send_signal(signal.SIGSTOP)
         (lost,) = chief.wait_event("member_lost")
-        assert lost["silent"] >= 5
+        assert lost["silent"] >= 30
         assert chief.wait_end() == 75
         hosts[1].send_signal(signal.SIGCONT)
         assert run.codes() == {"chief": 75, "worker.0": 75}

@@ -27,7 +27,7 @@ from tests.support.numpy_training import train_replicas
 train_replicas(save_s=1.0)
 """  # the same without TensorFlow; here the chief has the state, and not the servers
 STOPPED = dict.fromkeys(TASKS, 75)
-OPTIONS = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "60")
+OPTIONS = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "300")
 
 
 NOTES = """

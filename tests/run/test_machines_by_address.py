@@ -165,13 +165,13 @@ def test_all_launches_learn_why_there_is_no_run(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_launches_learn_who_is_missing(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
-    options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "6")
-    with launches(Apart, tmp_path, three, *options) as run:
-        run.launch("ps.0")
-        run.launch("chief")
+    with launches(Apart, tmp_path, three, "--secret-file", secret(tmp_path)) as run:
+        server = run.launch("ps.0")
+        server.wait_for("word that it waits", partial(says, server, "waiting for the coordinator"))
+        run.launch("chief", "--coordinator-timeout", "10")
         assert run.codes() == {"ps.0": 75, "chief": 75}
         for launch in run.launches.values():
-            assert "worker.0 within 6.0 s" in launch.said()
+            assert "worker.0 within 10.0 s" in launch.said()
 
 
 @pytest.mark.long

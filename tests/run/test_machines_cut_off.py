@@ -57,7 +57,8 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_still_runs_there_
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
-    with machines(tmp_path, tasks, *OPTIONS, "--spare-nodes", "1", program=PROGRAM, hosts=hosts, **FOUND) as run:
+    options = (*OPTIONS, "--peer-timeout", "30", "--coordinator-timeout", "60", "--spare-nodes", "1")
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
 
@@ -187,7 +188,7 @@ def test_members_of_a_frozen_coordinator_ignore_it_once_another_has_started_else
 def test_row_74_a_coordinator_that_is_cut_off_keeps_the_logdir_until_it_has_saved_and_the_next_loses_nothing(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    tasks, options = ("chief", "worker.0"), (*OPTIONS, "--peer-timeout", "8")
+    tasks, options = ("chief", "worker.0"), (*OPTIONS, "--peer-timeout", "40", "--coordinator-timeout", "60")
     with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[:2], **FOUND) as old:
         cut_off = old.launch_all()
         wait_trains(cut_off)

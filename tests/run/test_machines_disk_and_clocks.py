@@ -59,7 +59,7 @@ train_until(lambda _: os.path.exists(os.path.join(logdir, "end")), 0.01)  # of w
 
 @pytest.mark.long
 def test_row_76_a_shared_directory_that_is_full_for_a_while_costs_no_machine_and_saving_goes_on(tmp_path: Path) -> None:
-    fault = "fill logdir for 4s at step 60"
+    fault = "fill logdir for 15s at step 60"  # so that an attempt to save falls within it
     options = (*OPTIONS, "--fault", fault)
     with machines(tmp_path, TASKS, *options, program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()

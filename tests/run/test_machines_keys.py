@@ -25,7 +25,7 @@ def ask(*command: str) -> int:
 @pytest.mark.long
 def test_only_root_looks_into_launches_of_several_machines_and_their_owner_stops_them(tmp_path: Path) -> None:
     looks = "import os; os.readlink('/proc/{}/cwd')"
-    with machines(tmp_path, ["chief", "worker.0"], "--peer-timeout", "1") as run:
+    with machines(tmp_path, ["chief", "worker.0"], "--peer-timeout", "15") as run:
         chief, worker = (run.launch(task, within=LOOKS_AT_OWN) for task in ("chief", "worker.0"))
         chief.wait_event("spawned", 1, "worker.0")
         programs = [chief.events("spawned", task)[0]["pid"] for task in ("chief", "worker.0")]

@@ -16,6 +16,7 @@ from tests.run.test_machines_cut_off import FOUND, OPTIONS, PROGRAM, end, wait_t
 from tests.support.machines import machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
+from tests.support.replicas import wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -31,9 +32,8 @@ def test_row_72_when_a_servers_machine_is_lost_a_spare_serves_the_newest_snapsho
     options = ("--spare-nodes", "1", "--peer-timeout", "5", "--snapshot-secs", "0.5", "--grace", "10")
     with machines(tmp_path, tasks, *options, target=REPLICAS, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
-        chief.wait_step(200)
+        kept = wait_for_memory(chief, 200)
         hosts[2].send_signal(signal.SIGKILL)
-        struck = chief.step()
         (lost,) = chief.wait_event("member_lost")
         assert (lost["role"], lost["spare"]) == ("ps.0", hosts[3].address)
         chief.wait_event("run_started", 2)
@@ -43,8 +43,7 @@ def test_row_72_when_a_servers_machine_is_lost_a_spare_serves_the_newest_snapsho
         (stopped,) = chief.events("stopped")
         first, second = chief.events("recovered", "chief")
         assert (first["source"], second["source"]) == ("fresh", "checkpoint")
-        assert second["step"] == stopped["durable_step"] > 0
-        assert struck - second["step"] <= 200, "a snapshot every half second, of steps of 20 ms and more"
+        assert second["step"] == stopped["durable_step"] >= kept > 0
         assert chief.events("recovered", "worker.0")[-1]["source"] == "chief"
         assert chief.events("run_started")[1]["hosts"]["ps.0"] == hosts[3].address
         chief.wait_step(second["step"] + 20)

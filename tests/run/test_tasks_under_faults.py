@@ -277,7 +277,7 @@ def test_row_64_a_run_handles_a_waiting_task_a_frozen_task_and_notices_to_one_or
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "closed").touch()
     (tmp_path / "orders").mkdir()
-    tasks = ("--workers", "1", "--ps", "1", "--hang-timeout", "8s", "--grace", "5s")
+    tasks = ("--workers", "1", "--ps", "1", "--hang-timeout", "15s", "--grace", "20s")
     with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         wait_until_it_waits(run, "worker.0", 1)
         run.kill("worker.0")

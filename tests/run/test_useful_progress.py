@@ -23,7 +23,7 @@ source = NumpyState(initial(), plan)
 with state_run(runtime, source, plan) as training:
     for _ in range(2):
         training.boundary.pass_call(train, (source.arrays,))
-    training.save("manual", 30.0)
+    training.save("manual", 300.0)
     raise RuntimeError(f"out of luck at step {source.read_step()}")
 """
 
@@ -59,7 +59,7 @@ with state_run(runtime, source, plan) as training:
     while source.read_step() < 20:
         training.boundary.pass_call(train, (source.arrays,))
     if source.read_step() == 20 and training.origin.step != 0 or os.environ["PROCSV_INCARNATION"] == "1":
-        training.save("manual", 30.0)
+        training.save("manual", 300.0)
         os.kill(os.getpid(), signal.SIGSEGV)
 """
 

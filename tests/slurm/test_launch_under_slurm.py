@@ -127,9 +127,11 @@ def test_row_70_a_coordinator_restarted_by_a_loop_within_the_step_adopts_the_tas
     training.wait_all_run(job)
     tasks = {task: training.events("spawned", task)[-1]["pid"] for task in TASKS[1:]}
     training.wait_for(job, "a step", lambda: training.step() > 0)
+    watchdog = psutil.Process(training.events("run_started")[-1]["pid"])
+    stop_everything(watchdog)
     training.train_to(training.step() + 2000)
 
-    kill_everything(psutil.Process(training.events("run_started")[-1]["pid"]))
+    kill_everything(watchdog)
 
     training.wait_event(job, "ready", 2, "chief")
     assert {entry["role"]: entry["pid"] for entry in training.events("adopted")} == tasks
@@ -138,12 +140,15 @@ def test_row_70_a_coordinator_restarted_by_a_loop_within_the_step_adopts_the_tas
     assert [len(training.events("spawned", task)) for task in TASKS] == [2, 1, 1, 1]
 
 
-def kill_everything(watchdog: psutil.Process) -> None:
-    """All that has run on that node is gone at once."""
-    processes = [watchdog, *watchdog.children(recursive=True)]
-    for process in processes:
+def stop_everything(watchdog: psutil.Process) -> None:
+    """All that runs on that node stands still."""
+    for process in (watchdog, *watchdog.children(recursive=True)):
         process.suspend()
-    for process in processes:
+
+
+def kill_everything(watchdog: psutil.Process) -> None:
+    """All that has stood still on that node is gone at once."""
+    for process in (watchdog, *watchdog.children(recursive=True)):
         process.kill()
 
 

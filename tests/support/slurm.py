@@ -50,7 +50,7 @@ class SlurmCluster:
     which a node counts as dead.
     """
 
-    def __init__(self, nodes: int = 4, *, grace_s: int = 8, node_timeout_s: int = 10, kill_wait_s: int = 5) -> None:
+    def __init__(self, nodes: int = 4, *, grace_s: int = 30, node_timeout_s: int = 10, kill_wait_s: int = 5) -> None:
         self.nodes = nodes
         self.place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: a socket path has at most 107 bytes
         self.environment = environment(SLURM_CONF=str(self.place / "slurm.conf"), PYTHONPATH=str(ROOT))
