@@ -83,7 +83,7 @@ def test_a_test_that_leaves_something_fails_with_a_report_and_the_next_test_find
         assert file in said
 
 
-def test_temporary_files_are_found_except_for_those_of_killed_libraries(tmp_path: Path) -> None:
+def test_temporary_files_are_found_unless_killed_libraries_left_them(tmp_path: Path) -> None:
     left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
     for name in ("__autograph_generated_file1234.py", "pymp-1234"):
         Path(tempfile.gettempdir(), name).touch()

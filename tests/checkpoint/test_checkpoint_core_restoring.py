@@ -189,7 +189,7 @@ def test_a_slot_offered_to_a_trainer_stays_until_it_has_restored() -> None:
     assert slot(1, 10) == only(desk.say(Restored(), 3), Retire).slot
 
 
-def test_free_slots_of_dead_trainers_are_removed_and_those_of_living_ones_stay() -> None:
+def test_free_slots_of_dead_trainers_are_removed_and_slots_of_living_ones_stay() -> None:
     desk = Desk().begun()
     dead, alive = slot(0, -1, 1, state=SlotState.FREE), slot(1, -1, 2, state=SlotState.WRITING)
     desk.ready(dead, alive)

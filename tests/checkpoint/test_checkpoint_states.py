@@ -148,7 +148,7 @@ def test_a_scan_decides_which_is_the_newest_unless_a_later_one_was_saved_meanwhi
         (on_disk(0, 300), slot(6, 300), False),
     ],
 )
-def test_our_checkpoints_are_ordered_by_sequence_and_those_of_others_by_step(
+def test_our_checkpoints_are_ordered_by_sequence_and_external_ones_by_step(
     saved: Durable, state: SlotInfo, is_behind: bool
 ) -> None:
     states = States("r", TRAINER)

@@ -453,7 +453,7 @@ def test_row_35_a_logdir_that_was_removed_and_recreated_gets_the_rest_of_the_run
     "source",
     ["int(input())", "import sys\nint(sys.stdin.readline())", "import sys\nsys.exit(3 if not sys.stdin.read() else 0)"],
 )
-def test_a_program_that_reads_standard_input_is_told_so_in_its_crash_report(tmp_path: Path, source: str) -> None:
+def test_the_crash_report_of_a_program_that_reads_standard_input_says_so(tmp_path: Path, source: str) -> None:
     with launched(tmp_path, source, early_failures=1) as run:
         run.end()
     assert "standard input, " in run.report()

@@ -112,7 +112,7 @@ def test_a_message_is_new_once() -> None:
     assert not inbox.is_news(1, 1)
 
 
-def test_unreliable_messages_are_always_new_and_those_of_an_older_incarnation_never() -> None:
+def test_unreliable_messages_are_always_new_unless_they_are_of_an_older_incarnation() -> None:
     inbox = Inbox()
     assert [inbox.is_news(2, 0), inbox.is_news(2, 0), inbox.is_news(1, 0), inbox.is_news(1, 5)] == [
         True,

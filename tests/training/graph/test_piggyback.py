@@ -124,7 +124,7 @@ def test_an_update_that_the_summary_depends_on_is_not_made_twice() -> None:
 
 
 @pytest.mark.parametrize("control_flow", ["v1", "v2"])
-def test_what_cannot_be_fetched_is_fetched_as_far_as_it_must(control_flow: str) -> None:
+def test_what_cannot_be_fetched_alone_is_fetched_with_everything_it_needs(control_flow: str) -> None:
     batch = numbers()
 
     def doubled(i: Any, x: Any) -> Any:

@@ -57,7 +57,7 @@ def test_calls_of_other_threads_pass_while_the_training_thread_is_paused() -> No
     assert (boundary.runs, boundary.elsewhere, boundary.about) == (0, 1, None)
 
 
-def test_the_training_thread_waits_for_whoever_pauses_it_and_not_for_itself() -> None:
+def test_the_training_thread_waits_for_a_thread_that_pauses_it_and_not_for_itself() -> None:
     boundary = Boundary(lambda: None)
     order: list[str] = []
     held, may_go_on = threading.Event(), threading.Event()

@@ -189,7 +189,7 @@ def test_a_start_waits_for_a_warm_standby_that_imports_or_is_being_forked(mode: 
     assert Standby(mode, []).wait_s == 0.0
 
 
-def test_an_importing_standby_is_told_once_a_second_that_a_task_waits_for_it() -> None:
+def test_an_importing_standby_learns_once_a_second_that_a_task_waits_for_it() -> None:
     standby = importing()
     told = [Signal(STANDBY, 1, signal.SIGURG)]
     before = len(standby.out)

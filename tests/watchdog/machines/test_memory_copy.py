@@ -53,7 +53,7 @@ class World:
         self.keeper = self.make()
 
     def make(self) -> MemoryCopyKeeper:
-        """That of a launch."""
+        """Make the keeper of a launch."""
         keeper = MemoryCopyKeeper(self.files, RUN, "127.0.0.1", CLOCK, self.said.append)
         keeper.listen(self.waiter)
         return keeper
