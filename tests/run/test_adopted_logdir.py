@@ -27,7 +27,7 @@ from tests.support.replicas import wait_for_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# As `procsv launch`, which is not told where; the first argument is where it is expected to go.
+# Runs `procsv launch` without --logdir; the first argument is the expected logdir.
 LAUNCH = "import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'procsv', 'launch', *sys.argv[2:]])"
 
 TRAIN = """
@@ -69,7 +69,7 @@ else:
     print("ended at", now, flush=True)
 """
 
-# What a Supervisor does with its directory, without TensorFlow.
+# Uses its directory as a Supervisor does, without TensorFlow.
 NAMES = """
 import shutil, sys, threading
 from procsv.training.runtime.context import current
@@ -90,7 +90,7 @@ if sys.argv[1] != "ends":
 
 @contextlib.contextmanager
 def run_in(place: Path, program: str, *args: str, name: str = "train", to: str = "", **env: Any) -> Iterator[Launched]:
-    """`procsv launch ARGS…` in `place`, of a program `name`; `to`: the directory under runs/ that it is expected to use."""
+    """Run `procsv launch ARGS…` in `place` for a program `name` that should use the directory `to` under runs/."""
     (place / f"{name}.py").write_text(program)
     command = [arg.replace("PROGRAM", f"{name}.py") for arg in args]
     with launched(
@@ -105,7 +105,7 @@ def begun(run: Launched, times: int = 1) -> None:
 
 
 def kill_trainer(run: Launched, place: Path) -> None:
-    """Once there is more than its first state to go on from; then it may come to its end."""
+    """Kill the trainer once it has more than its first state to resume from, then let it finish."""
     wait_for_memory(run, 0)
     run.kill("trainer")
     (place / "open").touch()
@@ -141,7 +141,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
         assert json.loads(procsv("report", str(directory), "--json").stdout)["logdir"] == str(logdir)
         assert "ended at 400" in procsv("logs", str(directory)).stdout
 
-    # The same command goes on there, from the first moment.
+    # The same command resumes there, from the first moment.
     with run_in(tmp_path, TRAIN, "--resume", *train, "400") as run:
         assert run.wait_end() == 0
     assert f"ended at 401 with {sum_below(401)}" in run.said()  # it takes a step before it looks
@@ -149,7 +149,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
     assert "from step 400 on disk" in run.said()
     assert len(run.events("logdir_adopted")) == 1
 
-    # Other arguments go on with it where it is named.
+    # With --logdir, other arguments resume it.
     with run_in(tmp_path, TRAIN, *train, "500") as run:
         assert run.wait_end() == 2
     assert "procsv launch --logdir logs …" in run.said()
@@ -173,14 +173,14 @@ def test_a_program_that_names_a_new_directory_at_each_start_resumes_in_its_first
     assert run.events("recovered")[1]["step"] > 0
     assert run.said().count(f"goes on in {first}") == 1
     made = [path for path in tmp_path.glob("tmp*") if path != first]
-    assert [list(path.iterdir()) for path in made] == [[]]  # of the second start, and not used
+    assert [list(path.iterdir()) for path in made] == [[]]  # the second start's directory, which is not used
 
     with run_in(tmp_path, TRAIN, "--new", "--drop-in", *train, to="train-2") as run:
         assert run.wait_end() == 0
     assert run.events("recovered")[0]["source"] == "fresh"
     assert Path(run.events("logdir_adopted")[0]["logdir"]) not in (first, *made)
 
-    with run_in(tmp_path, TRAIN, "--drop-in", *train, to="train-2") as run:  # the newest is the one that is meant
+    with run_in(tmp_path, TRAIN, "--drop-in", *train, to="train-2") as run:  # the newest one counts
         assert run.wait_end() == 0
     assert "nothing to do: " in run.said()
 
@@ -211,7 +211,7 @@ def test_row_57_the_leftovers_of_a_killed_watchdog_protect_its_adopted_logdir(tm
         begun(run)
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
         roles = ("watchdog", "checkpoint", "summary")
-        others = [psutil.Process(run.pid(role)) for role in roles]  # as long as they are there: they end together
+        others = [psutil.Process(run.pid(role)) for role in roles]  # while they exist: they end together
         for role in roles:
             run.kill(role)
         run.process.wait()

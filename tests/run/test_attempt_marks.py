@@ -118,7 +118,7 @@ def test_tensorboard_shows_each_attempt_and_end_once_and_all_other_points_unchan
     run = train_through_kills(program, logdir)
     shown = EventMultiplexer().AddRunsFromDirectory(str(logdir)).Reload()
     began = [max(line["step"], 0) for line in run.events("recovered", str(TRAINER))]
-    # An attempt that has saved nothing leaves its step to the next one.
+    # An attempt that saved nothing leaves its step to the next one.
     attempts = {step: number for number, step in enumerate(began, 1)}
     assert read(shown, folder, "procsv/attempt") == list(attempts.items())
     told = read(shown, folder, "procsv/ends")
@@ -129,7 +129,7 @@ def test_tensorboard_shows_each_attempt_and_end_once_and_all_other_points_unchan
     steps = [step for step, _ in read(shown, folder, loss)]
     assert steps == sorted(set(steps))
     assert steps[-1] >= STEPS - 1
-    # A START record voids the point of its own step, which a session does not write again.
+    # A START record voids the point of its own step, and a session does not write that again.
     assert set(range(steps[0], steps[-1])) - set(steps) <= set(began[1:])
     own = {tag for tag in shown.Runs()[folder]["tensors"] if tag.startswith("procsv/")}
     assert {"procsv/attempt", "procsv/ends"} <= own

@@ -25,9 +25,9 @@ with training(float(sys.argv[1])) as model:
 
 
 def _set_modes(logdir: Path, mode: int) -> None:
-    """Of the logdir and of all directories in it."""
+    """Set the mode of the logdir and of all directories in it."""
     for directory, _, _ in list(os.walk(logdir)):
-        with contextlib.suppress(FileNotFoundError):  # of a save that ends just now
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of a save that is ending
             Path(directory).chmod(mode)
 
 
@@ -84,7 +84,7 @@ def test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_wh
         assert {row["role"]: row["pid"] for row in run.status()["processes"]} == pids
         os.kill(run.process.pid, 2)
         assert run.wait_end() == 75
-    printed = run.said().splitlines()  # the trainer tells its log of a save that failed, if one was due
+    printed = run.said().splitlines()  # the trainer logs a failed save, if one was due
     ours = [line for line in printed if line.startswith("procsv: ") and not line.startswith("procsv: saving step")]
     for once in ("does not exist", "permission denied"):
         assert len([line for line in ours if once in line]) == 1

@@ -23,7 +23,7 @@ from tests.support.replicas import (
 
 pytestmark = pytest.mark.fault
 
-# As long as there is a file `closed`, a server that starts does not serve.
+# While there is a file `closed`, a server that starts does not serve.
 CLOSED = """
 while role == "ps" and os.path.exists("closed"):
     pause.wait(0.01)
@@ -32,12 +32,12 @@ OPTIONS = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2",
 
 
 def ends(run: Launched, task: str) -> list[str | None]:
-    """The signals by which its attempts have ended."""
+    """Return the signals that ended its attempts."""
     return [entry["signal"] for entry in run.events("exited", task)]
 
 
 def awaits_server(run: Launched, task: str) -> bool:
-    """Whether that task is known to wait for the server."""
+    """Return whether the run knows that the task waits for the server."""
     return "ps.0" in [one["waits_for"] for one in run.status()["tasks"] if one["task"] == task]
 
 
@@ -45,7 +45,9 @@ def awaits_server(run: Launched, task: str) -> bool:
 def test_row_58_a_restored_model_without_its_mark_is_restored_again_and_a_marked_one_is_left_alone(
     tmp_path: Path,
 ) -> None:
-    """The chief dies before its mark, in the next restore, and behind its mark; the worker, while it waits for the server."""
+    """The chief dies before its mark, in the next restore and after its mark; the worker dies
+    waiting for the server.
+    """
     (tmp_path / "train.py").write_text(
         TASK + "tf.logging.set_verbosity(tf.logging.INFO)\n" + CLOSED + SERVER + JOIN + MODEL + monitored()
     )

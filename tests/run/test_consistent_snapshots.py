@@ -23,8 +23,9 @@ from tests.support.replicas import (
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
-# Each step adds one to both variables and then to the step.  As long as the file `slow` is there, worker.1 stands between the two,
-# and worker.0 between two of its steps: what there is then, the chief alone changes, and never while it captures.
+# Each step adds one to both variables and then to the step. While the file `slow` exists, worker.1
+# waits between the two and worker.0 waits between two of its steps. Then only the chief changes the
+# state, and never during a capture.
 PROGRAM = (
     TASK
     + SERVER
@@ -77,27 +78,29 @@ SUFFIXES = (".index", ".data-00000-of-00001", ".manifest.json")
 
 
 class Saved(NamedTuple):
-    step: int  # by its name
-    is_mixed: bool  # by its manifest
-    values: set[float]  # all that are in it
+    step: int  # in its name
+    is_mixed: bool  # in its manifest
+    values: set[float]  # all values in it
 
 
 def saved(run: Launched) -> list[Saved]:
-    """The checkpoints that are kept."""
+    """Return the kept checkpoints."""
     found = []
     for manifest in sorted(run.logdir.glob("*.manifest.json")):
         path = str(manifest).removesuffix(".manifest.json")
         try:
             found.append(read_saved(path, manifest.stat().st_mtime_ns, manifest))
-        except (FileNotFoundError, tf.errors.OpError):  # TensorFlow has several classes for a file that is not there
-            if all(Path(path + suffix).exists() for suffix in SUFFIXES):  # else it was removed: a newer one is there
+        except (FileNotFoundError, tf.errors.OpError):  # TensorFlow has several exceptions for a missing file
+            if all(
+                Path(path + suffix).exists() for suffix in SUFFIXES
+            ):  # otherwise it was removed because a newer one is there
                 raise
     return found
 
 
 @functools.lru_cache(maxsize=100)
 def read_saved(path: str, written_ns: int, manifest: Path) -> Saved:
-    """`written_ns`: the Unix time of its manifest, which tells it from a later one of the same path."""
+    """Read a checkpoint. `written_ns`, its manifest's Unix time, tells it from a later one of the same path."""
     reader = tf.train.load_checkpoint(path)
     values: set[float] = set()
     for name in ("first", "second", "global_step"):
@@ -126,7 +129,7 @@ def wait_saved(run: Launched, is_mixed: bool, after: int) -> Saved:
 
 
 def standing_at(run: Launched) -> int:
-    """The step at which all but the chief have come to stand; -1 as long as they have not."""
+    """Return the step at which all tasks but the chief have stopped, or -1 until they have."""
     said = re.search(r"^all stand at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
     return int(said[1]) if said else -1
 

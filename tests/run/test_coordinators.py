@@ -93,8 +93,8 @@ while True:
 """
 )
 
-# The shape of slim's learning.train: a Supervisor, its standard services started by the chief, whose loop ends by a condition of its own
-# and saves once more; begun anew where a session is aborted.
+# Made like slim's learning.train: the chief starts a Supervisor's standard services, and its loop
+# ends by its own condition and saves once more. It starts over when a session is aborted.
 SLIM = (
     TASK
     + SERVER
@@ -131,7 +131,9 @@ while should_retry:
 
 
 def test_a_coordinator_that_loses_a_worker_and_a_server_completes(tmp_path: Path) -> None:
-    """Workers and servers are servers that join; the chief is the coordinator, whose state is saved by its manager."""
+    """Workers and servers are servers that join. The chief is the coordinator and saves its state
+    by its manager.
+    """
     (tmp_path / "train.py").write_text(COORDINATOR)
     options = ("--workers", "2", "--ps", "1", "--drop-in")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
@@ -163,7 +165,7 @@ def test_replicas_as_slim_makes_them_complete_though_each_is_killed(tmp_path: Pa
         for task in ("worker.1", "chief"):
             run.kill(task)
             run.wait_event("recovered", 2, task)
-        (tmp_path / "open").touch()  # however long the starts have taken: it is not over before
+        (tmp_path / "open").touch()  # however long the starts take, it is not over before
         assert [entry["source"] for entry in run.events("recovered", "chief")] == ["fresh", "alive"]
         run.assert_completed()
         assert not run.events("gave_up")
@@ -171,7 +173,7 @@ def test_replicas_as_slim_makes_them_complete_though_each_is_killed(tmp_path: Pa
 
 
 def test_sync_replicas_continue_after_the_deaths_of_a_worker_and_the_chief(tmp_path: Path) -> None:
-    """Each step needs both replicas: who waits for the other's gradients is no hang, and nothing is lost."""
+    """Each step needs both replicas: waiting for the other's gradients is no hang, and nothing is lost."""
     (tmp_path / "train.py").write_text(SYNC)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:

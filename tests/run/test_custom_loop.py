@@ -44,7 +44,7 @@ def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_one_that_was_no
         run.assert_completed()
         assert digest(run) == wanted
         recovered = run.events("recovered")
-        # From its checkpoint where it was killed again before there was another snapshot.
+        # It resumes from its checkpoint if it was killed again before another snapshot.
         assert [entry["source"] for entry in recovered[:2]] == ["fresh", "memory"]
         assert "fresh" not in [entry["source"] for entry in recovered[1:]]
         stopped = run.events("stopped")[0]  # its last checkpoint is of its last step, whatever caused it

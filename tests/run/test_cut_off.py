@@ -13,7 +13,7 @@ from tests.support.replicas import JOIN, MODEL, SERVER, TASK, memory_step, monit
 pytestmark = pytest.mark.fault
 
 PROGRAM = TASK + SERVER + JOIN + MODEL + monitored()
-SENT_AGAIN = 5  # times, each after twice as long as the one before: six seconds
+SENT_AGAIN = 5  # retransmissions, each after twice the time of the previous one: six seconds
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ with procsv.Supervisor(logdir=None, save_model_secs=1).managed_session() as sess
 
 
 def digest_of(steps: int) -> int:
-    """What an undisturbed training of that many steps comes to."""
+    """Return the digest of an undisturbed training of that many steps."""
     digest = 0
     with tf.Graph().as_default(), tf1.Session() as session:
         data = tf1.data.Dataset.range(1 << 40).shuffle(50, seed=3).map(lambda x: 2 * x).batch(2)
@@ -57,7 +57,7 @@ def test_a_shuffled_pipeline_goes_on_with_the_very_next_element_after_a_kill_and
         run.kill("trainer")
         resumed = run.wait_event("recovered", 2)[1]["step"]
         assert resumed > 3
-        assert f"from step {resumed}" in run.said()  # as it was told beforehand
+        assert f"from step {resumed}" in run.said()  # as announced before
         run.wait_event("recovered", 2)
         run.kill("watchdog", 15)
         assert run.wait_end() == 75

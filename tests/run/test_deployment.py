@@ -38,7 +38,7 @@ runpy.run_module("tests.support.numpy_training", run_name="__main__")
 
 # -- systemd -----------------------------------------------------------------------------------------------------
 class Manager:
-    """A service manager's end of NOTIFY_SOCKET."""
+    """The service manager's end of NOTIFY_SOCKET."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -84,7 +84,7 @@ def test_systemd_is_notified_of_readiness_progress_liveness_and_the_end(tmp_path
         trainer = Path(f"/proc/{run.pid('trainer')}/environ").read_bytes()
         assert not re.search(rb"NOTIFY_SOCKET|WATCHDOG_USEC", trainer), "the manager is none of the program's business"
         run.process.terminate()
-        manager.wait_told("STOPPING=1")  # read as it comes: where nobody reads, there is soon no room for it
+        manager.wait_told("STOPPING=1")  # read at once: the socket's buffer is small
         assert run.wait_end() == 75
     assert manager.told.count("READY=1") == manager.told.count("STOPPING=1") == 1
     assert any(re.fullmatch(r"STATUS=stopped at step \d+, step \d+ on disk", line) for line in manager.told)

@@ -177,7 +177,7 @@ def test_a_loop_with_a_checkpoint_manager_resumes_from_its_newest_save_and_ends_
         run.assert_completed()
         assert f"begins at {10 * (int(stopped['path'].rpartition('-')[2]) - 1)}\n" in run.said()
         assert ending(run.said()) == wanted
-        assert f"newest {logdir}/ckpt-17 {logdir}/ckpt-17\n" in run.said()  # what is saved is found at once
+        assert f"newest {logdir}/ckpt-17 {logdir}/ckpt-17\n" in run.said()  # the program finds its save at once
         assert "exists True\n" in run.said()
     names = sorted(path.stem for path in logdir.glob("ckpt-*.index"))
     assert names == ["ckpt-15", "ckpt-16", "ckpt-17"]

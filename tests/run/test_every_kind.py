@@ -24,7 +24,7 @@ PROGRAM = str(Path(every_kind.__file__))
 
 
 def _began(notes: Path) -> list[tuple[int, str]]:
-    """The step and the digest with which each session of the program began."""
+    """Return the step and digest with which each session of the program started."""
     lines = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
     return [(int(step), digest) for step, digest in lines]
 
@@ -57,7 +57,7 @@ def test_every_kind_of_variable_is_restored_bit_for_bit_from_memory_and_from_dis
     assert [event["step"] for event in again.events("recovered")] == [step for step, _ in began]
     assert began[1][0] == recovered["step"] > 3
 
-    with tf.Graph().as_default(), tf1.Session() as session:  # TensorFlow alone comes to the same, and reads it so
+    with tf.Graph().as_default(), tf1.Session() as session:  # TensorFlow alone reads the same
         model = every_kind.Model(SMALL, MB)
         session.run(tf1.global_variables_initializer())
         for step, digest in began:

@@ -13,7 +13,8 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-# Makes temporary directories as Matplotlib does, and in the two other ways in which the standard library removes things at exit.
+# Makes temporary directories as Matplotlib does, and in the standard library's other two ways of
+# cleaning up at exit.
 LIBRARY = """
 import atexit, os, shutil, tempfile, weakref
 by_handler, by_finalizer = (tempfile.mkdtemp(prefix=f"made-by-{name}-", dir=os.environ["TEST_TMP"]) for name in "hf")

@@ -18,8 +18,8 @@ from tests.support.small_places import in_cgroup
 
 pytestmark = pytest.mark.fault
 
-STEPS, GATE = 500, 450  # beyond the gate only where the test has opened it
-ROOM_BYTES, TAKEN_BYTES = 2**30, 2**31  # of a launch in a cgroup of its own; what one of its tasks takes then
+STEPS, GATE = 500, 450  # the gate opens only when the test opens it
+ROOM_BYTES, TAKEN_BYTES = 2**30, 2**31  # the launch's own cgroup; and what one of its tasks then allocates
 PROGRAM = f"""
 import hashlib, os, threading
 from pathlib import Path
@@ -63,7 +63,7 @@ if int(step) == {STEPS}:
     assert int(own_steps.values[0]) == {STEPS}
     print("variables", hashlib.sha1(weights.numpy().tobytes() + momentum.numpy().tobytes()).hexdigest(), flush=True)
 """
-# The same without TensorFlow, for what is no concern of it: each task makes its own steps.
+# The same without TensorFlow, for tests that do not need it: each task makes its own steps.
 ARRAYS = f"from tests.support.numpy_training import train_in_step\n\ntrain_in_step({STEPS}, {GATE})\n"
 ENDS_BY_ORDER = f"""
 import os
@@ -89,20 +89,20 @@ TASKS = ("worker.0", "worker.1")
 
 
 def variables_of(run: Launched) -> set[str]:
-    """What all tasks have ended with."""
+    """Return the variables with which the tasks have ended."""
     logs = [log.read_text() for task in TASKS for log in (run.logdir / "procsv" / "logs").glob(f"{task}.*.log")]
     return set(re.findall(r"^.*variables (\w+)$", "\n".join(logs), re.MULTILINE))
 
 
 def ends(run: Launched, incarnation: int) -> dict[str, tuple[str, str]]:
-    """Cause and evidence of the ends of that generation."""
+    """Return the cause and evidence of the ends in that generation."""
     found = [entry for entry in run.events("exited") if entry["role"] in TASKS and entry["incarnation"] == incarnation]
     return {entry["role"]: (entry["cause"], entry["evidence"]) for entry in found}
 
 
 @contextlib.contextmanager
 def in_little_room() -> Iterator[tuple[str, ...]]:
-    """Where the kernel gives a run ROOM_BYTES, with all its processes; nothing where no cgroup can be made."""
+    """Limit a run with all its processes to ROOM_BYTES, or do nothing if no cgroup can be made."""
     with a_small_cgroup(ROOM_BYTES) as cgroup:
         yield in_cgroup(cgroup) if cgroup is not None else ()
 
@@ -116,7 +116,7 @@ def wait_formed(run: Launched, generation: int) -> None:
 
 
 def wait_snapshot(run: Launched) -> None:
-    """Until its next failure is one after progress, unless it has come to the gate."""
+    """Wait until its next failure counts as one after progress, unless it has reached the gate."""
     begun = run.events("gang_formed")[-1]["step"]
     run.wait_for(
         "a snapshot",
@@ -140,7 +140,7 @@ def test_row_60_a_gang_restarts_as_one_and_ends_with_the_bits_of_an_undisturbed_
         assert run.events("gang_formed")[-1]["step"] > 0
 
         wait_snapshot(run)
-        run.kill("worker.1", signal.SIGSTOP)  # it says nothing, and the other waits for it in a call
+        run.kill("worker.1", signal.SIGSTOP)  # it is silent, and the other task waits for it in a call
         wait_formed(run, 3)
         assert ends(run, 2)["worker.0"][0] == ends(run, 2)["worker.1"][0] == "lost-peer"
         assert "SIGSTOP" in ends(run, 2)["worker.1"][1]

@@ -16,8 +16,8 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-# It trains on a thread, and its main module returns once that has a session: from Python 3.12 on, no thread can be started
-# after that.  Each file that the test makes lets it go on.
+# Trains on a thread. Its main module returns once that has a session: from Python 3.12 on, no thread
+# can start after that. Each file that the test makes lets it continue.
 PROGRAM = """
 import sys, threading, time
 from pathlib import Path

@@ -25,7 +25,7 @@ def ending(run: Launched) -> str:
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the fit ends with when nothing disturbs it."""
+    """Return the output of an undisturbed fit."""
     with launched(tmp_path_factory.mktemp("alone") / "run", PROGRAM) as run:
         return ending(run)
 
@@ -44,5 +44,5 @@ def test_a_fit_that_is_called_again_and_killed_then_ends_as_one_that_was_not(
             (1, "resumed"),
             (1, "resumed"),
         ]
-        assert run.said().count("called again") == 2  # the call that raises goes on, too, and raises once more
+        assert run.said().count("called again") == 2  # the call that raises continues too, and raises once more
         assert run.said().count("a batch") < 2 * BATCHES

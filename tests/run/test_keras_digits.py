@@ -43,7 +43,7 @@ def test_a_fit_that_is_killed_and_preempted_ends_with_the_bits_of_one_that_was_n
         run.assert_completed()
         assert ending(run) == wanted
         assert run.events("recovered")[2]["step"] == stopped["step"] >= 100
-    with launched(tmp_path / "run", *PROGRAM) as run:  # it is over: no batch is trained any more
+    with launched(tmp_path / "run", *PROGRAM) as run:  # the fit is over: no batch is trained any more
         run.assert_completed()
         assert ending(run) == wanted
         assert len(run.events("recovered")) == 3

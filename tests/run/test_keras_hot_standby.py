@@ -26,7 +26,7 @@ def test_a_fit_that_continues_in_a_hot_standby_is_not_traced_again_and_ends_with
     with launched(tmp_path / "undisturbed", PROGRAM, cwd=alone) as run:
         run.assert_completed()
         wanted = ending(run.said())
-    # With a snapshot to restore, and without one: then the step of its own is undone.
+    # With a snapshot to restore and without one; without one the standby's own step is undone.
     for seconds, source in (("0.2", "memory"), ("600", "fresh")):
         where = tmp_path / source
         where.mkdir()

@@ -16,7 +16,7 @@ from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
-KINDS = {  # and how often each is killed; the others are in `scripts/soak --keras`
+KINDS = {  # how often each is killed; `scripts/soak --keras` has the other kinds
     "arrays": 2,
     "unknown size": 1,
     "accumulated": 1,
@@ -36,7 +36,7 @@ KINDS = {  # and how often each is killed; the others are in `scripts/soak --ker
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, str]:
-    """What each kind ends with when nobody disturbs it."""
+    """Return what an undisturbed fit of each kind ends with."""
     return train_alone(list(KINDS))
 
 

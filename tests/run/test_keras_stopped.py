@@ -27,7 +27,7 @@ def test_a_program_that_stops_its_fit_at_sigterm_trains_on_at_the_next_launch(
         run.wait_for("the fit", lambda: run.said().count("a batch") >= batches)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE
-        before = run.said()  # the program's last line, too: it ends by itself
+        before = run.said()  # including the program's last line: it ends by itself
     with launched(tmp_path / "run", "--drop-in", PROGRAM, at) as run:
         run.assert_completed()
         assert re.findall(r"digest \w+", run.said().removeprefix(before)) == wanted

@@ -40,7 +40,7 @@ def test_a_finished_fit_is_restored_to_its_end_after_the_next_one_crashes(tmp_pa
             (1, "ended"),
             (2, "resumed"),
         ]
-    with launched(tmp_path / "run", PROGRAM) as run:  # all of it is over
+    with launched(tmp_path / "run", PROGRAM) as run:  # everything is complete
         assert ending(run) == wanted
         assert run.said().count("fit, a batch") == batches
 
@@ -83,7 +83,8 @@ def test_a_program_that_skips_finished_folds_never_gets_another_folds_result(tmp
 
     wanted = folds("alone")
     assert len(set(wanted)) == keras_folds.FOLDS
-    # 30 batches a fold: in the third fold, and in the fourth one, which is the second of its attempt
+    # 30 batches a fold: the first kill is in the third fold, the next in the fourth, the second
+    # fold of its attempt
     kills = ("--fault", "kill trainer at step 75", "--fault", "kill trainer at step 100")
     assert folds("killed", *QUICK, *kills) == wanted
 

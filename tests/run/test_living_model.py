@@ -58,7 +58,7 @@ ONLY_THE_SERVER = tf1.ConfigProto(device_filters=["/job:ps"])
 
 
 class Worker:
-    """A session of this process on the model: what another worker of the cluster may do to it."""
+    """A session of this process on the model: it does what another worker of the cluster may do."""
 
     def __init__(self, target: str) -> None:
         self._graph = tf.Graph()
@@ -93,7 +93,7 @@ class Worker:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[Launched, tuple[str, str]]]:
-    """A parameter server, launched by itself; its address, and the one that is meant for the chief."""
+    """Launch a parameter server by itself. Return its address and the one reserved for the chief."""
     (tmp_path / "ps.py").write_text(PS)
     with contextlib.ExitStack() as held:
         ports = hold_ports(held)
@@ -129,7 +129,7 @@ def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_
 
             run.wait_for("a snapshot of that", lambda: memory_step(run) > 100_000)
             run.kill("trainer", signal.SIGSTOP)
-            worker.clear_mark()  # as a chief leaves it that dies while it restores
+            worker.clear_mark()  # as a chief that dies during a restore leaves it
             step, _ = worker.read()
             worker.add(100_000)
             run.kill("trainer")
@@ -139,7 +139,7 @@ def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_
             trained, _ = worker.read()
             run.wait_for("a snapshot after that", lambda: memory_step(run) > trained)
             run.kill("trainer", signal.SIGSTOP)
-            worker.put(3)  # as if somebody had initialized it; a step that the trainer had begun may follow
+            worker.put(3)  # as if another process had initialized it; a step that the trainer had begun may follow
             run.kill("trainer")
             run.wait_event("recovered", 4)
             now, weights = worker.read()
@@ -157,7 +157,7 @@ def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_
         else:
             assert run.wait_event("session_recovered")[-1]["source"] in ("memory", "checkpoint")
 
-        server.process.send_signal(signal.SIGTERM)  # for good: the way out of a session must not wait for it
+        server.process.send_signal(signal.SIGTERM)  # for good: leaving a session must not wait for it
         assert server.wait_end() == 75
         if api == "supervisor":
             run.wait_event("exited", 5, "trainer")

@@ -59,13 +59,13 @@ while step < {STEPS}:
 
 
 def raw_steps(directory: Path) -> list[int]:
-    """As a program finds them that reads the files one after the other."""
+    """Return the steps as a program finds them that reads the files one after the other."""
     events = (event for path in sorted(directory.iterdir()) for event in tf.compat.v1.train.summary_iterator(str(path)))
     return [event.step for event in events for value in event.summary.value if value.tag == "loss"]
 
 
 def shown_steps(directory: Path) -> list[int]:
-    """As TensorBoard shows them."""
+    """Return the steps as TensorBoard shows them."""
     shown = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
     return [event.step for event in shown.Tensors("loss")]
 

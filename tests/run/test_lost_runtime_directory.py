@@ -23,7 +23,7 @@ OPTIONS = ("--backoff", "0.05s..0.1s", "--standby", "warm")
 
 
 def sweep(run: Launched, directory: Path, count: int) -> None:
-    """Removes the runtime directory, or one that it lies in, and waits until it is back for the `count`th time."""
+    """Remove the runtime directory, or one of its parents, and wait until it is back for the `count`th time."""
     paths = find_paths(run.logdir)
     remove_live(directory)
     run.wait_event("ground_restored", count)
@@ -102,12 +102,12 @@ def small(filler: int = 0) -> tuple[str, ...]:
 
 
 def filler(run: Launched) -> Path:
-    """The file that fills the filesystem, as the watchdog's mount namespace has it."""
+    """Return the filler file as seen from the watchdog's mount namespace."""
     return Path(f"/proc/{run.process.pid}/root{os.environ['XDG_RUNTIME_DIR']}") / "filler"
 
 
 def fill(run: Launched) -> bool:
-    """Takes whatever room has become free."""
+    """Fill all room that has become free."""
     with contextlib.suppress(OSError), filler(run).open("ab", buffering=0) as file:
         while True:
             file.write(bytes(512))
@@ -115,7 +115,7 @@ def fill(run: Launched) -> bool:
 
 
 def kill_until_delayed(run: Launched) -> int:
-    """Kills each trainer as soon as there is one, until the next one has to wait; how many."""
+    """Kill each new trainer until the next one has to wait. Return how many were killed."""
     for number in itertools.count(1):
         run.wait_spawned("trainer", number)
         run.kill("trainer")

@@ -54,7 +54,9 @@ def test_each_lost_session_is_journaled_with_its_cost_and_the_trainer_is_not_res
     lost, anew = run.events("session_lost"), run.events("session_recovered")
     assert [entry["error"] for entry in lost] == ["UnavailableError: the server is gone"] * 2
     assert len(anew) == 2
-    began_s = run.events("run_started")[0]["time"]  # when the watchdog has heard of a loss tells nothing of when it was
+    began_s = run.events("run_started")[0][
+        "time"
+    ]  # the time at which the watchdog learns of a loss is not the time of the loss
     for before, after in zip(lost, anew, strict=True):
         assert after["source"] in ("memory", "checkpoint")
         assert after["at"] == after["step"] + 1, "ready with the first new step"
@@ -76,7 +78,7 @@ def test_a_session_lost_before_the_first_step_counts_as_part_of_the_start(tmp_pa
     (tmp_path / "train.py").write_text(f"import threading\npause = threading.Event()\n{source}".replace("=60", "=2000"))
     with launched(tmp_path / "run", "--drop-in", str(tmp_path / "train.py"), standby="warm") as run:
         for name in ("ready", "recovered"):
-            run.wait_event(name)  # a loss would have been told before them
+            run.wait_event(name)  # a loss would have been reported before them
         assert [len(run.events(name)) for name in ("ready", "recovered", "session_lost")] == [1, 1, 0]
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fault
 NUMPY = ("tests.support.numpy_training", "1000000", "0.01")
 DIGITS = ("procsv.examples.digits", "--steps", "1000000", "--save-model-secs", "1", "--step-ms", "5")
 OPTIONS = ("--backoff", "0.05s..0.1s")
-AT_CWD, RENAME_EXCHANGE = -100, 2  # of renameat2
+AT_CWD, RENAME_EXCHANGE = -100, 2  # for renameat2
 
 
 def shm_of(run: Launched) -> Path:
@@ -32,7 +32,7 @@ def shm_of(run: Launched) -> Path:
 
 
 def saves_again(run: Launched) -> int:
-    """The step of a checkpoint that is made from now on."""
+    """Wait for a checkpoint made from now on. Return its step."""
     durable = run.events("checkpoint_durable")[-1]["step"]
     run.wait_for("a later checkpoint", lambda: run.events("checkpoint_durable")[-1]["step"] > durable)
     return int(run.events("checkpoint_durable")[-1]["step"])
@@ -51,7 +51,7 @@ def has_no_traceback(run: Launched) -> None:
 
 
 def goes_on_without_its_shared_memory(run: Launched) -> None:
-    """The memory is swept under `run`, then its trainer is killed just behind another sweep; then it is stopped."""
+    """Sweep the memory of `run`, sweep again and kill its trainer right after, then stop the run."""
     run.wait_event("recovered")
     run.wait_event("checkpoint_durable", 2)
     remove_live(shm_of(run))
@@ -122,11 +122,11 @@ def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Pat
 def test_row_49_a_state_lost_with_the_memory_before_its_save_is_named_and_ends_the_run_with_70(
     tmp_path: Path,
 ) -> None:
-    waits = "trainer.import@2=sleep(600)"  # the next one, which would begin with what is on disk, and take that for the newest
+    waits = "trainer.import@2=sleep(600)"  # delay the next trainer, which would take the state on disk for the newest
     with launched(tmp_path / "logdir", *NUMPY, "600", cwd=ROOT, PROCSV_FAILPOINTS=waits) as run:
         run.wait_event("checkpoint_durable")
         run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
-        run.kill("trainer", signal.SIGSTOP)  # else it would capture its state again
+        run.kill("trainer", signal.SIGSTOP)  # otherwise it would capture its state again
         newest = scan_slots(shm_of(run))[0].step
         remove_live(shm_of(run))
         run.kill("trainer")
@@ -142,7 +142,7 @@ def test_row_49_a_state_lost_with_the_memory_before_its_save_is_named_and_ends_t
 
 
 def put_a_file_in_place_of(directory: Path) -> None:
-    """At once: no process finds nothing there, and makes the directory anew."""
+    """Replace the directory atomically, so that no process finds it missing and makes it again."""
     gone = directory.with_name(f".{directory.name}.gone")
     gone.touch()
     paths = (AT_CWD, os.fsencode(gone), AT_CWD, os.fsencode(directory))
@@ -159,7 +159,7 @@ def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_
         try:
             run.wait_event("ground_lost", role="watchdog")
             saves_again(run)
-            where = str(shm_of(run))  # run.json, which `status` reads here, follows within a second
+            where = str(shm_of(run))  # `status` reads run.json here, which follows within a second
             run.wait_for("the loss in status", lambda: where in (run.status()["ground_error"] or ""))
             run.kill("trainer")
             run.wait_event("recovered", 2)
@@ -170,7 +170,7 @@ def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_
             shm_of(run).unlink()
 
 
-# Trains as the other, but its state cannot be taken while the file FLAG exists.
+# Trains as the other one, but its state cannot be captured while the file FLAG exists.
 UNTAKEN = """
 import sys
 from pathlib import Path

@@ -126,7 +126,7 @@ def test_row_72_machines_cut_off_or_without_power_even_the_coordinators_do_not_c
 
         assert run.codes() == dict.fromkeys(tasks, 0)
         recovered = chief.events("recovered", "chief")[-1]
-        # The machine may have died between a checkpoint and the word of it.
+        # The machine may have died between a checkpoint and its announcement.
         assert (recovered["source"], recovered["step"] >= saved) == ("checkpoint", True)
         (completed,) = chief.events("run_completed")
         newest = chief.logdir / "procsv" / "logs" / f"chief.{recovered['incarnation']}.log"

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0", "ps.0")
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
-ARRAYS = ("tests.support.numpy_training:train_replicas",)  # without TensorFlow, for what is no concern of it
+ARRAYS = ("tests.support.numpy_training:train_replicas",)  # without TensorFlow, for tests that do not need it
 STOPPED = dict.fromkeys(TASKS, 75)
 
 
 def programs(run: Machines) -> dict[str, psutil.Process]:
-    """The process of each task, once all run."""
+    """Wait until every task runs. Return their processes."""
     chief = run.launches["chief"]
     return {task: psutil.Process(chief.pid(task)) for task in TASKS}
 
@@ -81,7 +81,7 @@ def test_a_task_on_another_machine_restarts_from_its_own_standby(tmp_path: Path)
     with machines(tmp_path, TASKS, "--standby", "warm", target=ARRAYS) as run:
         chief = run.launch_all()
         (ready,) = chief.wait_event("standby_ready", 1, "worker.0")
-        chief.wait_event("recovered", 1, "worker.0")  # which comes first is not said
+        chief.wait_event("recovered", 1, "worker.0")  # either may come first
         member = run.launches["worker.0"].process.pid
         assert psutil.Process(ready["pid"]).ppid() == member
 
@@ -109,7 +109,7 @@ def test_tasks_in_step_restart_with_one_state_that_other_machines_fetch_from_mem
             test_gang.wait_snapshot(chief)
             chief.kill(killed)
             chief.wait_event("gang_formed", generation)
-        silent = run.launches["worker.1"]  # its machine is lost, and the spare one has its task
+        silent = run.launches["worker.1"]  # its machine is lost, and the spare takes its task
         silent.process.send_signal(signal.SIGSTOP)
         chief.kill("worker.1")
         chief.wait_event("gang_formed", 4)
@@ -199,7 +199,7 @@ def test_row_67_a_silent_member_is_lost_and_the_run_ends_for_its_scheduler_to_re
         (exited,) = chief.events("exited", "worker.0")
         assert exited["cause"] == "lost-peer"
         assert not chief.events("restarting")
-        if how == signal.SIGSTOP:  # thawed, it finds that the run is over, long before it would give up waiting
+        if how == signal.SIGSTOP:  # once thawed, it finds that the run is over, long before it would give up waiting
             assert tasks["worker.0"].is_running()
             member.process.send_signal(signal.SIGCONT)
             assert member.wait_end(100) == chief.process.returncode
@@ -221,11 +221,11 @@ def test_row_66_a_spare_launch_replaces_a_lost_machine_and_all_tasks_restart(
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
         assert tuple(chief.events("run_started")[0]["spare_hosts"]) == ("127.0.0.1",)
-        wait_for_memory(chief, 0)  # all that there is of a server that is lost
+        wait_for_memory(chief, 0)  # all that is left of a lost server
         silent = run.launches[lost]
 
         silent.process.send_signal(signal.SIGSTOP)
-        chief.kill(lost)  # as all that runs on that machine: here it would be in the way of what follows
+        chief.kill(lost)  # its task would die with the machine; here it would block what follows
 
         chief.wait_event("recovered", 2, "chief")
         (began,) = chief.events("member_lost")
@@ -239,7 +239,7 @@ def test_row_66_a_spare_launch_replaces_a_lost_machine_and_all_tasks_restart(
         chief.wait_event("spawned", 2, lost)
         assert psutil.Process(chief.pid(lost)).ppid() == run.launches["spare.0"].process.pid
 
-        silent.process.send_signal(signal.SIGCONT)  # it finds who follows, and disturbs nobody
+        silent.process.send_signal(signal.SIGCONT)  # it finds its successor and does no harm
         assert silent.wait_end() == 75
         assert "another one has" in silent.said()
         before = chief.step()
@@ -254,7 +254,7 @@ def test_a_machine_that_gets_a_notice_is_replaced_by_a_spare_and_costs_no_step(t
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
-        run.launches["spare.0"].process.send_signal(signal.SIGTERM)  # it has nothing to do with the training
+        run.launches["spare.0"].process.send_signal(signal.SIGTERM)  # the spare has no part in the training
         assert run.launches["spare.0"].wait_end() == 75
         (lost,) = chief.wait_event("spare_lost")
         assert (lost["role"], lost["silent"]) == ("spare.0", 0.0)

@@ -25,7 +25,7 @@ ARRAYS = """
 from tests.support.numpy_training import train_replicas
 
 train_replicas(save_s=1.0)
-"""  # the same without TensorFlow; here the chief has the state, and not the servers
+"""  # the same without TensorFlow; here the chief holds the state instead of the servers
 STOPPED = dict.fromkeys(TASKS, 75)
 OPTIONS = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "300")
 
@@ -37,17 +37,17 @@ name = "cluster." + os.environ["PROCSV_TASK"] + "." + os.environ["PROCSV_INCARNA
 draft = pathlib.Path(os.environ["PROCSV_LOGDIR"], name + ".new")
 draft.write_text(json.dumps(config))
 draft.rename(draft.with_suffix(""))
-"""  # at which addresses each attempt finds the others
+"""  # the addresses at which each attempt finds the others
 
 
 def kill_machine(launch: Launched) -> None:
-    """All that has run there is gone at once, as with a loss of power."""
+    """End everything on that machine at once, as a power loss does."""
     watchdog, everything = psutil.Process(launch.process.pid), list[psutil.Process]()
     more = [watchdog]
-    while more:  # the first of them, then what it has started until it stood still
+    while more:  # the first process, then those it started before it was frozen
         for process in more:
-            with contextlib.suppress(psutil.NoSuchProcess):  # ended just now, by itself
-                process.suspend()  # none of them sees another end
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                process.suspend()  # frozen first, so that none sees another's end
         everything += more
         more = [process for process in watchdog.children(recursive=True) if process not in everything]
     for process in everything:
@@ -58,7 +58,7 @@ def kill_machine(launch: Launched) -> None:
 
 
 def wait_training(chief: Launched, launch: int = 1) -> None:
-    """That start of the run has made some steps."""
+    """Wait until that start of the run has trained some steps."""
     chief.wait_event("run_started", launch)
     chief.wait_event("recovered", launch, "chief")
     chief.wait_step(chief.step() + 20)
@@ -73,7 +73,7 @@ def says(launch: Launched, text: str) -> bool:
 
 
 def cluster_of(run: Machines, attempt: str) -> dict[str, list[str]]:
-    """As that attempt was told it."""
+    """Return the cluster that the attempt was given."""
     found: dict[str, list[str]] = json.loads((run.logdir / f"cluster.{attempt}").read_text())
     return found
 

@@ -39,7 +39,9 @@ sys.exit(main())
 
 
 class Apart(Machines):
-    """Each launch has a directory of its own, as on a machine without a filesystem that others see; the first one's is `logdir`."""
+    """Each launch has its own directory, as on a machine without a shared filesystem. The first
+    one's is `logdir`.
+    """
 
     def place_of(self, task: TaskId) -> Path:
         if task == self.tasks[0]:
@@ -50,7 +52,7 @@ class Apart(Machines):
 
 
 class AtUrl(Machines):
-    """All launches have a URL for their logdir; what each has on its own machine besides is in a directory of its own."""
+    """All launches have a URL as logdir, and each has a directory for its machine's own files."""
 
     @property
     def url(self) -> str:
@@ -72,7 +74,7 @@ class AtUrl(Machines):
 
 
 class AtUrlApart(AtUrl):
-    """Each launch is on a machine of its own, as the cluster has them."""
+    """Each launch is on its own machine of the cluster."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -89,10 +91,10 @@ class AtUrlApart(AtUrl):
 
 @contextlib.contextmanager
 def launches(kind: type[M], directory: Path, tasks: Sequence[str], *args: str, program: str = WAITS) -> Iterator[M]:
-    """As `machines` has them, at an address."""
+    """Run launches as `machines` does, at an address."""
     (directory / "train.py").write_text(program)
     with contextlib.ExitStack() as held:
-        port = hold_ports(held)[0]  # and the one after it
+        port = hold_ports(held)[0]  # and the following port
         with launches_of(kind(directory, tasks, (*args, "train.py"), {"PROCSV_PORT": str(port)})) as made:
             yield made
 
@@ -150,7 +152,7 @@ def test_a_launch_with_another_secret_is_refused_and_learns_what_to_check(tmp_pa
 
 
 def test_all_launches_learn_why_there_is_no_run(tmp_path: Path) -> None:
-    """A logdir that another run has: its launches are of other tasks, and so are not asked."""
+    """Another run has the logdir. Its launches have other tasks, so they are not asked."""
     with machines(tmp_path, TASKS) as first:
         first.launch_all().wait_event("spawned", 1, "worker.0")
         options = ("--secret-file", secret(tmp_path))
@@ -246,7 +248,7 @@ def test_tasks_on_several_machines_can_share_a_logdir_that_is_a_url(tmp_path: Pa
 def test_row_78_with_a_url_as_logdir_a_lost_coordinators_memory_comes_from_the_copy_on_another_machine(
     tmp_path: Path,
 ) -> None:
-    """With the coordinator's machine all is lost that was on it: memory, and what stands there for the URL."""
+    """The coordinator's machine takes its memory and its local files for the URL along."""
     options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--peer-timeout", "10")
     secrets = ("--secret-file", secret(tmp_path))
     with launches(AtUrlApart, tmp_path, GANG, *options, *secrets, program=test_gang.PROGRAM) as run:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fault
 PROGRAM = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
 OPTIONS = ("--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "12", "--backoff", "0..0")
 FOUND = {"PYTHONPATH": str(ROOT)}
-NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them
+NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as on a network filesystem without locks
 
 
 def says(launch: Launched, text: str) -> bool:
@@ -33,21 +33,21 @@ def says(launch: Launched, text: str) -> bool:
 
 
 def wait_trains(chief: Launched, launch: int = 1) -> None:
-    """That start of the run has made its first step."""
+    """Wait until that start of the run has trained its first step."""
     chief.wait_event("run_started", launch)
     chief.wait_event("recovered", launch, "chief")
     chief.wait_step(chief.step() + 10)
 
 
 def freeze_holder(launch: Launched, machine: OwnMachine) -> None:
-    """Its machine stands still, and by the filesystem's clock it has written its lease long ago: that is watched for less long."""
+    """Freeze its machine. By the filesystem's clock its lease is old, so that it is watched for a shorter time."""
     machine.send_signal(signal.SIGSTOP)
     launch.wait_for("its standstill", machine.stands_still)
     os.utime(find_paths(launch.logdir).lease, (0.0, 0.0))
 
 
 def end(run: Machines) -> None:
-    """Has the chief come to its end."""
+    """Let the chief finish."""
     (run.logdir / "end").touch()
 
 
@@ -62,7 +62,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_still_runs_there_
         chief = run.launch_all()
         wait_trains(chief)
 
-        member.cut()  # for less than half of the peer timeout: what was lost is sent again after twice as long
+        member.cut()  # less than half of the peer timeout: retransmission doubles the time
         chief.wait_step(chief.step() + 10)
         member.mend()
         chief.wait_step(chief.step() + 400)
@@ -195,14 +195,14 @@ def test_row_74_a_coordinator_that_is_cut_off_keeps_the_logdir_until_it_has_save
         hosts[0].cut()
 
         with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[2:], **FOUND) as new:
-            new.launch_all()  # by a scheduler that takes the first for lost, which trains and saves as ever
+            new.launch_all()  # started by a scheduler that takes the first for lost; it trains and saves as usual
             assert new.codes() == {"chief": 73, "worker.0": 73}
             saved = cut_off.events("checkpoint_durable")[-1]["step"]
             cut_off.wait_for("a later checkpoint", lambda: cut_off.events("checkpoint_durable")[-1]["step"] > saved)
             assert cut_off.wait_end() == 75
             (stopped,) = cut_off.events("stopped")
             assert stopped["durable_step"] == stopped["step"]
-            assert old.launches["worker.0"].wait_end() == 75  # it has hoped for its coordinator for a while
+            assert old.launches["worker.0"].wait_end() == 75  # it has waited for its coordinator for a while
 
             chief = new.launch_all()
             wait_trains(chief, 2)

@@ -24,14 +24,14 @@ from tests.support.stale_mount import StaleMount
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
-OPTIONS = ("--peer-timeout", "60", "--grace", "12", "--backoff", "0..0")  # none is lost, on a busy machine either
+OPTIONS = ("--peer-timeout", "60", "--grace", "12", "--backoff", "0..0")  # no member is lost, even on a busy machine
 BEHIND_S = 600
 CLOCK = f"""
 import time
 _time, _time_ns = time.time, time.time_ns
 time.time = lambda: _time() - {BEHIND_S}
 time.time_ns = lambda: _time_ns() - {BEHIND_S} * 10**9
-"""  # of every process of a machine whose clock is wrong
+"""  # for every process of a machine with a wrong clock
 RECORDS = """
 import itertools, os, threading, time
 from tensorboard.compat.proto.event_pb2 import Event
@@ -75,13 +75,13 @@ def test_row_76_a_shared_directory_that_is_full_for_a_while_costs_no_machine_and
 
 
 def wait_recorded(chief: Launched, logdir: Path, more: int) -> None:
-    """Each task has recorded so many more."""
+    """Wait until each task has recorded that many more."""
     wanted = {task: len(recorded(logdir, task)) + more for task in TASKS}
     chief.wait_for("more records", lambda: all(len(recorded(logdir, task)) >= wanted[task] for task in TASKS))
 
 
 def recorded(logdir: Path, task: str) -> list[int]:
-    """What the task has printed that is recorded, in all its attempts."""
+    """Return what the task has printed about its records, in all attempts."""
     logs = (logdir / "procsv" / "logs").glob(f"{task}.*.log")
     whole = [stale.try_again(log.read_text).rpartition("\n")[0] for log in sorted(logs)]
     lines = [line for text in whole for line in text.splitlines()]
@@ -140,7 +140,7 @@ def test_row_76_a_shared_directory_that_is_stale_for_a_while_costs_no_machine_an
         wait_trains(chief)
         wait_recorded(chief, run.logdir, 3)
         saved, failed = len(chief.events("checkpoint_durable")), partial(says, chief, "be saved: ")
-        stale_files.lose()  # as after its server was set up anew, and until it is mounted again
+        stale_files.lose()  # as if its server was set up again, until it is mounted again
         chief.wait_for("word of it", failed)
         stale_files.find()
 
@@ -155,7 +155,7 @@ def test_row_76_a_shared_directory_that_is_stale_for_a_while_costs_no_machine_an
 
 
 def steps_of(folder: Path) -> list[int]:
-    """What is in its event files, each once."""
+    """Return the steps in its event files, each of which must be there once."""
     found = check_continuity(folder)
     assert not found.problems
     return [Event.FromString(record).step for path in folder.iterdir() for record in read_records(path)[0]]
@@ -170,7 +170,7 @@ def test_row_76_a_chief_whose_clock_is_ten_minutes_behind_resumes_from_the_newes
     (behind / "sitecustomize.py").write_text(CLOCK)
     paths = f"{behind}:{ROOT}"
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
-        run.launch("worker.0", launcher=LAUNCH, PYTHONPATH=paths)  # of two machines, one is behind
+        run.launch("worker.0", launcher=LAUNCH, PYTHONPATH=paths)  # one of two machines has a slow clock
         chief = run.launch("chief", launcher=LAUNCH)
         wait_trains(chief)
         chief.kill("worker.0")

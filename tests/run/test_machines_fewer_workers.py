@@ -94,7 +94,7 @@ def test_row_63_losing_the_machine_of_a_worker_that_was_given_up_is_like_losing_
     tmp_path: Path,
 ) -> None:
     with (
-        tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its next start would clear away
+        tempfile.TemporaryDirectory() as own,  # a killed launch leaves files there that its next start would remove
         launches(tmp_path, 1) as run,
     ):
         run.launch(BAD, XDG_RUNTIME_DIR=own)

@@ -15,10 +15,8 @@ from tests.support.launched import NOT_SAVED
 from tests.support.machines import machines
 from tests.support.ports import hold_ports
 
-STRANGERS = 1000  # that a coordinator has at its port at a time
-SLACK = (
-    500  # its own descriptors, strangers that the kernel holds for it, and those that come while a busy machine looks
-)
+STRANGERS = 1000  # connections that a coordinator accepts at its port at a time
+SLACK = 500  # its own descriptors, connections queued in the kernel, and new ones while a busy machine polls
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ WITHOUT_ME = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type":
 
 
 def end(run: Machines) -> None:
-    """With a launch for each task, the run comes to its end."""
+    """With a launch for each task, the run completes."""
     run.launches["chief"].wait_event("spawned", 1, "worker.0")
     (run.logdir / "end").touch()
     assert {task: run.launches[task].wait_end() for task in TASKS} == dict.fromkeys(TASKS, 0)

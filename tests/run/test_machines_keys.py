@@ -18,7 +18,7 @@ from tests.support.within import go_within
 
 
 def ask(*command: str) -> int:
-    """The exit code of a process without root's right to look anywhere."""
+    """Return the exit code of a process without root's right to inspect others."""
     return subprocess.run(go_within(LOOKS_AT_OWN, command), env=PYTHONPATH, timeout=60, check=False).returncode
 
 

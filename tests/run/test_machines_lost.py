@@ -53,7 +53,7 @@ def test_row_72_when_a_servers_machine_is_lost_a_spare_serves_the_newest_snapsho
 def test_row_72_a_killed_launch_ends_its_task_and_a_spare_replaces_it(tmp_path: Path) -> None:
     tasks, options = ("chief", "worker.0", "spare.0"), (*OPTIONS, "--spare-nodes", "1")
     with (
-        tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its next start would clear away
+        tempfile.TemporaryDirectory() as own,  # a killed launch leaves files there that its next start would remove
         machines(tmp_path, tasks, *options, program=PROGRAM, PYTHONPATH=str(ROOT)) as run,
     ):
         run.launch("worker.0", XDG_RUNTIME_DIR=own)
@@ -89,7 +89,7 @@ def test_row_71_a_gang_over_machines_ends_with_the_same_bits_though_a_task_is_ki
         "--snapshot-secs",
         "0.2",
     ]
-    rules_off = ("--repeated-failures", "0", "--min-goodput", "0")  # faults close together are the plan's doing
+    rules_off = ("--repeated-failures", "0", "--min-goodput", "0")  # the plan causes faults close together
     told = [word for fault in faults for word in ("--fault", fault)]
     tasks = (*test_gang.TASKS, "spare.0")
     more = ("--spare-nodes", "1", *rules_off, *told)

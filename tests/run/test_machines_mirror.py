@@ -20,7 +20,7 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-STEPS, GATE = 600, 450  # beyond the gate only where the test has opened it
+STEPS, GATE = 600, 450  # the gate opens only when the test opens it
 PROGRAM = f"""
 import os, pathlib, threading
 if os.environ["PROCSV_TASK"] != "chief":
@@ -34,7 +34,7 @@ def is_over(step):
 
 numpy_training.train_until(is_over, 0.005, save_s=86_400.0)
 """
-PACED_S = 1.0  # which a copy takes a small part of, on a busy machine, too
+PACED_S = 1.0  # a copy takes a small part of it, even on a busy machine
 PACED = "from tests.support.numpy_training import train_chief\n\ntrain_chief(save_s=86_400.0)\n"
 OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "5", "--grace", "10")
 PACED_OPTIONS = (*OPTIONS[:4], "--snapshot-secs", str(PACED_S), *OPTIONS[-4:])
@@ -43,7 +43,7 @@ FOUND = {"PYTHONPATH": str(ROOT)}
 
 
 def launch(run: Machines, task: str, machine: int = 0, **env: str) -> Launched:
-    """On that machine, by its name and what lies in memory by that; without one, on a machine of its own."""
+    """Launch on that machine, with its name and its memory; without one, on a machine of its own."""
     number = machine or list(map(str, run.tasks)).index(task) + 1
     return run.launch(task, PROCSV_HOST=f"127.0.0.{number}", SLURMD_NODENAME=f"n{number}", **env)
 
@@ -59,14 +59,14 @@ def mirrored(run: Launched) -> int:
 
 
 def wait_mirrored(run: Launched, step: int) -> int:
-    """Until there is a copy of a later step; its step."""
+    """Wait for a copy of a later step. Return that step."""
     run.wait_event("mirror_kept")
     run.wait_for(f"a copy of a step after {step}", lambda: mirrored(run) > step)
     return mirrored(run)
 
 
 def lose(launch: Launched) -> None:
-    """Its machine: all processes, and all that was in its memory."""
+    """End its machine: all processes and everything in its memory."""
     kill_machine(launch)
     paths = find_paths(launch.logdir)
     shutil.rmtree(paths.shm_dir)
@@ -74,7 +74,7 @@ def lose(launch: Launched) -> None:
 
 
 def mirrors(logdir: Path) -> list[Path]:
-    """What is kept, on whichever machine."""
+    """Return the kept copies on any machine."""
     return list(SHM_ROOT.glob(f"{find_paths(logdir).shm_dir.name}-mirror-*/*"))
 
 

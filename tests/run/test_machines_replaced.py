@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
 LONG = ("--peer-timeout", "600", "--coordinator-timeout", "900", "--grace", "12", "--backoff", "0..0")
-STEP = ("--cluster", "slurm", "--workers", "1")  # where each launch has whatever address it takes
+STEP = ("--cluster", "slurm", "--workers", "1")  # here each launch picks its own address
 SHORT = ("--peer-timeout", "10", "--coordinator-timeout", "60", "--grace", "12", "--backoff", "0..0")
 
 
@@ -38,7 +38,7 @@ def kill_launch(run: Machines, chief: Launched) -> int:
 
 
 def memory_of(pid: int) -> Path:
-    """The directory in shared memory that this launch has for itself."""
+    """Return the launch's own directory in shared memory."""
     opened = set[Path]()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -137,7 +137,7 @@ def test_row_80_a_second_launch_of_a_living_task_is_refused_and_changes_nothing(
 def test_row_80_the_next_launch_of_any_run_removes_the_memory_of_a_killed_launch(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("")
     with (
-        tempfile.TemporaryDirectory() as own,  # what is killed leaves there what its own next start would clear away
+        tempfile.TemporaryDirectory() as own,  # a killed launch leaves files there that its own next start would remove
         machines(tmp_path, TASKS, *SHORT, program=PROGRAM, hosts=(), **FOUND) as run,
     ):
         member = run.launch("worker.0", XDG_RUNTIME_DIR=own)

@@ -19,7 +19,7 @@ OPTIONS = ("--drop-in", "--snapshot-secs", "0.5", "--peer-timeout", "10", "--gra
 
 
 def copies(run: Launched, server: str) -> bool:
-    """Whether that server was told to copy what it has captured, and waits with it."""
+    """Return whether that server was asked to copy its capture and is waiting with it."""
     return "holds a copy" in text_of(run, server)
 
 
@@ -33,7 +33,7 @@ def test_row_79_the_chief_fetches_what_each_server_captured_and_every_variable_i
             chief.wait_for(f"a copy of {server}'s", partial(copies, chief, server))
         (tmp_path / "held").unlink()
         wait_for_memory(chief, memory_step(chief))
-        chief.kill("ps.1")  # what it held is restored from a snapshot
+        chief.kill("ps.1")  # its variables are restored from a snapshot
         chief.wait_event("session_recovered", 1, "chief")
         wait_for_memory(chief, chief.step())
         assert not chief.events("captured_by_chief")

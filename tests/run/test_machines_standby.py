@@ -43,7 +43,7 @@ except FileExistsError:  # in the standby
 
 @contextlib.contextmanager
 def importing(tmp_path: Path, *options: str) -> Iterator[tuple[Machines, Launched, Path]]:
-    """A run whose worker has a standby that imports until a file `open` is in the directory."""
+    """Run with a worker whose standby imports until a file `open` is in the directory."""
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (installed / "slow_to_import.py").write_text(SLOW_TO_IMPORT)

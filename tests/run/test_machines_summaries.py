@@ -55,7 +55,7 @@ while True:
         write(step=step + 1, summary=Summary(value=[Summary.Value(tag="loss", simple_value=step + 1)]))
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait(0.01)
-"""  # a worker that has no session: it is asked for no steps, and notes each that it has been told is written
+"""  # a worker without a session: it is not asked for steps, and notes each record reported as written
 
 TOGETHER = """
 import os, threading, time
@@ -104,7 +104,7 @@ with procsv.MonitoredTrainingSession(
 
 
 def noted(run: Machines) -> int:
-    """The last step whose record is written, as the worker has been told."""
+    """Return the last step whose record the worker knows is written."""
     found = run.logdir / "noted"
     return int(found.read_text()) if found.exists() else 0
 
@@ -122,7 +122,7 @@ def wait_killed(run: Machines, chief: Launched) -> None:
 
 
 def assert_whole(run: Machines, files: int = 2) -> None:
-    """Each step is in the files once, and they are the service's."""
+    """Check that each step is in the files once and that the service wrote them."""
     last, folder = noted(run), run.logdir / "worker"
     found = check_continuity(folder)
     assert (found.problems, found.tags) == ([], ["big", "loss"])
@@ -153,7 +153,7 @@ def test_the_records_of_a_worker_that_is_killed_and_continues_are_in_its_files_o
 
 
 def kill_and_go_on(chief: Launched) -> None:
-    """The worker of HOOKED records, dies, and records again; then all comes to its end."""
+    """Let the worker of HOOKED record, die and record again, then complete the run."""
     folder = chief.logdir / "worker"
     chief.wait_event("ready", 1, "worker.0")
     chief.wait_for("summaries of the worker", lambda: check_continuity(folder).records > 20)
@@ -197,7 +197,7 @@ def test_no_record_is_lost_or_doubled_when_the_service_on_the_workers_machine_is
             killed = summary_service(run.launches["worker.0"])
             killed.kill()
             psutil.wait_procs([killed])
-            wait_noted(run, 15)  # by the next one, which goes on in the same file
+            wait_noted(run, 15)  # by the next one, which continues the same file
 
         (run.logdir / "end").touch()
 
@@ -207,7 +207,7 @@ def test_no_record_is_lost_or_doubled_when_the_service_on_the_workers_machine_is
 
 
 def values_in(path: Path) -> list[tuple[str, int]]:
-    """Tag and step of each, in an event file."""
+    """Return tag and step of each value in an event file."""
     events = [Event.FromString(record) for record in read_records(path)[0]]
     return [(value.tag, event.step) for event in events for value in event.summary.value]
 

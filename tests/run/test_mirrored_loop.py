@@ -23,7 +23,7 @@ ONE_VALUE = re.compile("have one value|do not have the values|All have")
 
 
 def digest(run: Launched) -> str:
-    """Of its last attempt."""
+    """Return the digest of its last attempt."""
     found = re.findall(r"digest ([0-9a-f]{16})", run.said())
     assert found, run.summary()
     return str(found[-1])

@@ -16,7 +16,7 @@ from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
-# Makes no more than 190 of its 200 steps until there is the file that its last argument names.
+# Trains at most 190 of its 200 steps until the file named by its last argument exists.
 PROGRAM = """
 import os, sys, time
 import keras
@@ -51,7 +51,7 @@ QUICK = ("--drop-in", "--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
 
 
 class Watching(threading.Thread):
-    """Opens the files again and again: none is ever half a file."""
+    """Reads the files again and again and checks that none is half written."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.long]
 tf1 = tf.compat.v1
 
 STEPS = 2500
-QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and standbys have tests of their own
+QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # for launch: delays and standbys have their own tests
 
 PROGRAM = """
 import hashlib, os, sys, threading
@@ -79,7 +79,7 @@ def test_a_drill_of_every_kind_of_fault_changes_no_bit_of_a_monitored_training(t
     program, config, alone, drill = (tmp_path / name for name in ("train.py", "quick.toml", "alone", "drill"))
     program.write_text(PROGRAM)
     config.write_text(QUICK)
-    undisturbed = subprocess.Popen(  # what TensorFlow alone makes of it; meanwhile the drill begins
+    undisturbed = subprocess.Popen(  # the result of TensorFlow alone; meanwhile the drill begins
         [sys.executable, str(program), str(STEPS)],
         env=environment(PROCSV_LOGDIR=str(alone)),
         stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def test_a_drill_of_every_kind_of_fault_changes_no_bit_of_a_monitored_training(t
     assert said["variables"] == "identical"
     late = [
         fault for fault in said["not_happened"] if "watchdog" not in fault
-    ]  # its own comes when it looks: maybe too late
+    ]  # its own notice comes when it checks: maybe too late
     assert late == []
     assert "memory" in {one["source"] for one in said["faults"]}
     for trial in ("baseline", "drilled"):
@@ -107,7 +107,9 @@ def test_a_drill_of_every_kind_of_fault_changes_no_bit_of_a_monitored_training(t
 
 
 def _check_files(logdir: Path) -> None:
-    """Every checkpoint that was announced is whole, the last is the end, and no event's step goes back unmarked."""
+    """Check that every announced checkpoint is whole, the last one is the end, and no event goes
+    backwards unmarked.
+    """
     latest = tf1.train.latest_checkpoint(str(logdir))
     assert latest.endswith(f"model.ckpt-{STEPS}")
     assert procsv("checkpoints", str(logdir), "--verify").returncode == 0

@@ -46,7 +46,7 @@ def test_a_program_that_names_a_new_directory_in_the_logdir_at_each_start_resume
     assert "resumes from step 300" in run.said()
     assert f"ended at 301 with {sum_below(301)}" in run.said()  # it takes a step before it looks
 
-    # Of other arguments nobody knows whether they ask for that directory.
+    # Other arguments may ask for another directory.
     with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
         assert run.wait_end() == 70
     assert f"--logdir {first} --map-logdir" in run.said()
@@ -116,7 +116,7 @@ def test_a_program_with_a_mapped_logdir_deletes_no_earlier_training(tmp_path: Pa
     assert kept.exists()
     assert len(run.events("exited", "trainer")) == 1
 
-    os.utime(kept, (2**32, 2**32))  # of this very run: the program's own, to do with as it likes
+    os.utime(kept, (2**32, 2**32))  # this run's own directory, which the program may use as it likes
     with launched(tmp_path / "logdir", "--map-logdir", train, "deletes", str(theirs)) as run:
         run.wait_for("the deletion", lambda: not theirs.exists())
         run.end()

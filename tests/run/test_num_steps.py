@@ -12,7 +12,7 @@ from tests.support.launched import launched
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS = 400
-# Stays at step 300 until it is stopped, or there is a file `go` in the logdir.
+# Waits at step 300 until it is stopped or the logdir has a file `go`.
 TRAIN = """
 import os, sys, time
 import tensorflow as tf

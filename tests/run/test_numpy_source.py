@@ -31,7 +31,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
         for kill in range(KILLS):
             resumed = run.wait_event("recovered", kill + 1)[-1]["step"]
             run.wait_step((kill + 1) * STEPS // (2 * KILLS))
-            # What it was restored from is in no slot any more once that is saved.
+            # The restored slot is gone once its state is saved.
             run.wait_for("a snapshot of its own", partial(has_snapshot_after, run, resumed))
             run.kill("trainer")
             run.wait_event("restarting", kill + 1)
@@ -46,7 +46,9 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
         for entry, ended in zip(recovered[1:], exits[:-1], strict=True):
             redone = ended["step"] - entry["step"]
             told = f", {redone} step{'s' * (redone != 1)} redone" if redone else ", no step redone"
-            shown = told if redone >= 0 else "$"  # the heartbeat may lag behind the snapshot: then nobody knows
+            shown = (
+                told if redone >= 0 else "$"
+            )  # the heartbeat may lag behind the snapshot: then the number is unknown
             assert re.search(rf" again at step {entry['step'] + 1} after [\d.]+ s{shown}", run.said(), re.MULTILINE)
 
     again = NumpyState(initial(), numpy_plan(logdir))

@@ -14,7 +14,7 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.fault
 
 TRAINS = ("tests.support.numpy_training", "1000000", "0.02")
-ALONE = ("--standby", "off")  # it takes seconds of a core, and is not what this is about
+ALONE = ("--standby", "off")  # a standby takes seconds of a core and is not under test here
 
 
 def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step(
@@ -41,7 +41,7 @@ def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_lose
     assert again.events("recovered")[2]["step"] == second["step"] >= first["step"]
     assert again.events("preempt_notice")[1]["source"] == "SIGUSR1 to the trainer"
     again.kill("watchdog", signal.SIGTERM)
-    again.kill("watchdog", signal.SIGTERM)  # said twice, as schedulers do: no less time for that
+    again.kill("watchdog", signal.SIGTERM)  # sent twice, as schedulers do: it gets no less time
     assert again.wait_end() == 75
     assert again.events("checkpoint_durable")[-1]["step"] == again.events("exited", "trainer")[-1]["step"]
 
@@ -59,7 +59,7 @@ with training() as model:
         if procsv.preempted():
             print("preempted while it trains:", procsv.preempted(), flush=True)
 """
-# Of TensorFlow, as a Supervisor has a part in how it ends.
+# With TensorFlow, because a Supervisor has a part in how it ends.
 NEVER_ASKS = """
 import logging, threading
 import tensorflow as tf

@@ -19,7 +19,7 @@ def test_row_29_a_second_launch_is_refused_within_a_second_naming_the_holder_of_
     with launched(tmp_path / "logdir", *TRAINS) as run:
         run.wait_event("recovered")
         took_s, idle_s = list[float](), list[float]()
-        for _ in range(3):  # from exec to exit; the machine may be busy with something else now and then
+        for _ in range(3):  # from exec to exit; take the fastest, because the machine may be busy
             begun_s = time.monotonic()
             second = procsv("launch", "--logdir", str(run.logdir), *TRAINS)
             took_s.append(time.monotonic() - begun_s)
@@ -56,7 +56,7 @@ def test_a_program_that_fails_before_its_first_step_causes_no_restart_loop(
     said = run.said()
     assert sign in said
     assert "train.py" in said
-    assert "procsv/training" not in said.split("Traceback", 1)[1]  # the program's own traceback, none of ours
+    assert "procsv/training" not in said.split("Traceback", 1)[1]  # the program's own traceback, without our frames
     assert len(run.events("gave_up")) == 1
     assert len(run.events("restarting")) <= 1
 

@@ -27,13 +27,13 @@ pytestmark = [
     pytest.mark.skipif(bool(own_processes.why_not()), reason=own_processes.why_not()),
 ]
 
-TRAINS = ("tests.support.numpy_training", "1000000", "0.01", "600")  # what is newer is in memory alone
+TRAINS = ("tests.support.numpy_training", "1000000", "0.01", "600")  # newer states are only in memory
 PAUSES = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
 
 
 @contextlib.contextmanager
 def at(place: Path, directory: Path, *, in_container: bool) -> Iterator[Launched]:
-    """A run in `place`/run, which is `directory`/run to everybody else."""
+    """Start a run in `place`/run, which all other processes see as `directory`/run."""
     directory.mkdir()
     launcher = private(place, directory, own_processes=in_container)
     process, _ = start_launch(place / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher)
@@ -44,7 +44,7 @@ def at(place: Path, directory: Path, *, in_container: bool) -> Iterator[Launched
         while process.poll() is None:
             watchdog = psutil.Process(process.pid)
             for one in watchdog.children() if in_container else [watchdog]:
-                one.send_signal(signal.SIGINT)  # the second one means at once
+                one.send_signal(signal.SIGINT)  # the second one means immediately
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fault
 
-# Trains NumPy arrays for helper.STEPS steps, in a directory that its arguments name, if there are two.
+# Trains NumPy arrays for helper.STEPS steps, in the directory named by its arguments if there are
+# two.
 TRAIN = """
 import sys, helper
 from procsv.training.runtime.context import current
@@ -47,7 +48,9 @@ def project(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def launch(project: Path, *args: str, to: str = "train", script: str = "train.py") -> Iterator[Launched]:
-    """`procsv launch ARGS…`, `script` put before the first number, with which the program's own begin; `to`: the directory that is expected."""
+    """Run `procsv launch ARGS…` with `script` before the first number, where the program's own
+    begin, expecting directory `to`.
+    """
     first = next(place for place, arg in enumerate(args) if arg[0].isdigit())
     words = [*args[:first], "--standby", "off", script, *args[first:]]
     with launched(
@@ -57,7 +60,7 @@ def launch(project: Path, *args: str, to: str = "train", script: str = "train.py
 
 
 def run_to_end(project: Path, *args: str, to: str = "train", script: str = "train.py") -> tuple[int, str]:
-    """Its exit code, and what this launch has said."""
+    """Return the exit code and this launch's output."""
     output = project / "runs" / to
     with launch(project, *args, to=to, script=script) as run:
         before = len(run.said()) if output.exists() else 0

@@ -42,7 +42,7 @@ def test_with_save_model_secs_0_procsv_takes_snapshots_and_saves_only_at_a_crash
         run.kill("trainer")
         _, recovered = run.wait_event("recovered", 2)
         assert (recovered["source"], recovered["step"] >= 20) == ("memory", True)
-        run.wait_event("checkpoint_durable")  # else the notice's may come first, and take its place
+        run.wait_event("checkpoint_durable")  # otherwise the notice's may come first and replace it
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() == 75
         stopped = run.events("stopped")[0]

@@ -68,7 +68,7 @@ with tf.control_dependencies(updates):
 
 
 def expected(step: int) -> dict[str, float]:
-    """What each element of a variable is after `step` steps."""
+    """Return the value of each element of a variable after `step` steps."""
     cyclic = float(1 + step % 16)
     return {
         **dict.fromkeys(("dense", "in_place", "half", "count", "parts", "here"), cyclic),
@@ -79,7 +79,7 @@ def expected(step: int) -> dict[str, float]:
 
 
 def check(run: Launched, step: int) -> None:
-    """The newest checkpoint is of `step`, and every element of it is what it was then."""
+    """Check that the newest checkpoint is of `step` with every element as it was then."""
     path = tf.train.latest_checkpoint(str(run.logdir))
     assert path.endswith(f"-{step}")
     reader = tf.train.load_checkpoint(path)
@@ -91,7 +91,7 @@ def check(run: Launched, step: int) -> None:
 
 
 def is_back(run: Launched) -> bool:
-    """Whether the chief has gone on since a server has ended last."""
+    """Return whether the chief has continued since a server's last end."""
     news = [
         e for e in run.journal() if e["event"] == "session_recovered" or (e["event"], e["role"][:2]) == ("exited", "ps")
     ]
@@ -132,9 +132,9 @@ def test_row_61_a_chief_that_dies_during_its_servers_copy_leaves_nothing_torn_an
         (tmp_path / "held").touch()
         run.wait_for("copies under way", lambda: any("holds a copy" in text_of(run, task) for task in ("ps.0", "ps.1")))
         run.wait_step(run.step() + 20)
-        whole = newest_slot(run).step  # not what run.json says, which may be of before the last snapshot
+        whole = newest_slot(run).step  # run.json may still be of the previous snapshot
         run.kill("chief")
-        run.wait_event("recovered", 2, "chief")  # its servers are still at the copies of the one before
+        run.wait_event("recovered", 2, "chief")  # its servers are still copying for the previous one
         recovered = run.events("recovered", "chief")[1]
         assert (recovered["source"], recovered["step"]) == ("memory", whole)
         (tmp_path / "held").unlink()
@@ -166,7 +166,7 @@ def test_a_server_that_cannot_capture_is_reported_once_and_the_chief_fetches_its
 
 @pytest.mark.parametrize("first", ["all", "servers"])
 def test_a_sigterm_to_every_process_at_once_or_to_the_servers_first_loses_no_step(tmp_path: Path, first: str) -> None:
-    """As Slurm and systemd end a job: what lies on the servers is saved before these end."""
+    """Slurm and systemd end jobs this way. The servers' variables are saved before the servers end."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--ps", "2", "--drop-in", "--snapshot-secs", "60", "--grace", "60s", "train.py")
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fault
 
 ARRAYS = f"from tests.support.numpy_training import train_replicas\n\ntrain_replicas(step_s={IN_STEP_S})\n"
 TASKS = ("--workers", "1", "--ps", "1", "--evaluators", "1", "--grace", "60s")
-# What each does that is signalled alone: end at its step, and be started again, or nothing.
+# What a process signalled alone does: end at its step and restart, or nothing.
 AGAIN, STAYS = ("worker.0", "evaluator.0", "chief"), ("ps.0", "checkpoint", "summary")
 
 
@@ -40,7 +40,7 @@ def processes(run: Launched) -> dict[str, int]:
 
 
 def ends(run: Launched) -> list[str]:
-    """The tasks in the order in which they have ended for the last time."""
+    """Return the tasks in the order of their last ends."""
     roles = [
         entry["role"] for entry in run.events("exited") if entry["role"] not in ("standby", "checkpoint", "summary")
     ]
@@ -48,7 +48,7 @@ def ends(run: Launched) -> list[str]:
 
 
 def check_end(run: Launched) -> int:
-    """The run was stopped with its last step on disk; that step."""
+    """Check that the run was stopped with its last step on disk. Return that step."""
     assert run.wait_end() == 75
     (stopped,) = run.events("stopped")
     assert stopped["durable_step"] == stopped["step"] > 0
@@ -115,7 +115,7 @@ def test_when_a_whole_gang_is_signalled_the_chief_saves_before_the_others_end(tm
 
 
 def tree(run: Machines) -> list[int]:
-    """Every process of every launch, the launches first."""
+    """Return every process of every launch, the launches first."""
     launches = [psutil.Process(launch.process.pid) for launch in run.launches.values()]
     return [one.pid for one in (*launches, *(child for one in launches for child in one.children(recursive=True)))]
 

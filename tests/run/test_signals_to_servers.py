@@ -54,7 +54,7 @@ manager.close()
 def test_variables_on_a_server_are_saved_up_to_the_last_step_of_all_tasks(
     tmp_path: Path, first: str, program: str
 ) -> None:
-    """Each is the first to hear it, and the others at once, twice."""
+    """Each process in turn gets the signal first, and the others right after, twice."""
     (tmp_path / "train.py").write_text(program)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "600", "--grace", "60s")
     role = {"launch": "watchdog", "worker": "worker.0"}.get(first, first)

@@ -17,11 +17,11 @@ tf1 = tf.compat.v1
 
 
 def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
-    """A whole `procsv launch` that sees a /dev/shm of 64 MB, as a container's."""
+    """Run a whole `procsv launch` with a /dev/shm of 64 MB, as in a container."""
     return procsv("launch", "--standby", "off", *args, within=small_filesystem("/dev/shm", 2**26))
 
 
-# As large as no slot can be; its last snapshots are of the step that is saved last.
+# Too large for any slot. Its last snapshots are of the last saved step.
 LARGE = """
 import numpy as np
 from tests.support.numpy_training import STEP, training
@@ -53,7 +53,7 @@ def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_sa
     durable = [
         e["step"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"
     ]
-    assert sorted(set(durable)) == [0, 30]  # a last periodic snapshot may be of step 30, too, and is saved as well
+    assert sorted(set(durable)) == [0, 30]  # a last periodic snapshot of step 30 may be saved as well
     assert not list((logdir / "procsv").glob("staged.*"))
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 30
 

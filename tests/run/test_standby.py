@@ -21,8 +21,8 @@ from tests.support.sudden_end import find_living
 
 pytestmark = pytest.mark.fault
 
-# Trains PAUSES * 100 steps; after each hundred it waits until the test lets it go on.  Describes the process it finds
-# itself in before it does anything, and says what the variables are at the end.
+# Trains PAUSES * 100 steps and waits for the test after each hundred. It describes its process
+# before it does anything, and prints its variables at the end.
 PROGRAM = """
 import json, multiprocessing, os, resource, signal, sys
 seen = {
@@ -81,7 +81,7 @@ def trained(
     helper: str = "wrapt",
     **env: Any,
 ) -> Iterator[Launched]:
-    """A run of PROGRAM in a directory of its own."""
+    """Run PROGRAM in its own directory."""
     home = tmp_path / "program"
     home.mkdir(parents=True)
     (home / "train.py").write_text(PROGRAM)
@@ -96,7 +96,7 @@ def let_go(tmp_path: Path, step: int) -> None:
 
 
 def at_step(run: Launched, step: int) -> None:
-    """Waits until the program waits there, and a snapshot says so."""
+    """Wait until the program waits there and a snapshot says so."""
     run.wait_event("recovered")
     run.wait_for(f"step {step}", lambda: file(run)["memory_step"] >= step)
 
@@ -122,12 +122,12 @@ def row(run: Launched, role: str) -> dict[str, Any]:
 
 
 def wait_for_standby(run: Launched) -> None:
-    """Until it has imported what the trainer has by now."""
+    """Wait until it has imported what the trainer has imported so far."""
     run.wait_for("a standby that waits", lambda: row(run, "standby")["state"] == "waiting")
 
 
 def wakings(pid: int) -> dict[str, str]:
-    """How often each thread of `pid` has gone to sleep; of one that does not sleep: ""."""
+    """Return how often each thread of `pid` has gone to sleep, or "" for one that is awake."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         status = (task / "status").read_text()
@@ -137,9 +137,10 @@ def wakings(pid: int) -> dict[str, str]:
 
 
 def wait_for_rest(run: Launched, pid: int) -> dict[str, str]:
-    """Until all its threads sleep, and none has gone to sleep anew between two looks; then how often each has.
+    """Wait until all its threads sleep and none wakes between two looks. Return how often each has
+    slept.
 
-    One that waits for a processor does nothing either, but is about to.
+    A thread that waits for a processor does nothing either, but is about to.
     """
     seen: list[dict[str, str]] = []
 
@@ -176,7 +177,7 @@ def test_each_later_trainer_is_forked_from_the_standby_and_neither_program_nor_r
             wait_for_standby(run)
             waiting = row(run, "standby")
             assert waiting["pid"] == run.pid("standby")
-            asleep = wait_for_rest(run, waiting["pid"])  # what it did since it was ready is not over at once
+            asleep = wait_for_rest(run, waiting["pid"])  # its work after becoming ready may take a moment
             let_go(tmp_path / "kills", kill * 100)
             at_step(run, kill * 100 + 100)
             assert wakings(waiting["pid"]) == asleep
@@ -219,7 +220,7 @@ def test_a_standbys_death_harms_nothing_its_silence_costs_seconds_and_it_dies_wi
     with trained(tmp_path, 3, PROCSV_FAILPOINTS=f"standby.wait=await({may_wait})") as run:
         run.wait_spawned("standby")
         trainer = run.pid("trainer")
-        run.kill("standby")  # while it imports, for all that anybody has heard
+        run.kill("standby")  # the watchdog still takes it for importing
         run.wait_event("exited", 1, "standby")
         may_wait.touch()
         run.wait_event("standby_ready")
@@ -258,7 +259,8 @@ def test_a_standby_that_dies_as_it_becomes_the_trainer_is_replaced_by_a_cold_sta
     assert len(list((run.logdir / "procsv" / "crashes").glob("*.json"))) == 1
 
 
-# Imports something that no other library imports once it has its session, and so after the standby is begun.
+# Imports something after the start of its session that no library imports, so after the standby
+# started.
 LATE = """
 import sys
 import tensorflow as tf
@@ -313,7 +315,7 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
         run.wait_event("recovered", 2)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]] == [run.pid("trainer")]
 
-        again = run.wait_event("standby_ready", 2)[-1]  # the next one is made by what the promoted one has imported
+        again = run.wait_event("standby_ready", 2)[-1]  # the next one imports what the promoted one has imported
         run.kill("trainer")
         run.wait_event("recovered", 3)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"], again["pid"]]
@@ -350,7 +352,7 @@ def test_the_same_command_again_starts_from_a_standby_unless_the_program_has_cha
 
     assert begin_again() == (undisturbed, 1, "standby")
     (tmp_path / "program" / "helper.py").write_text("import wrapt, os\n")
-    assert begin_again("--resume") == (undisturbed, 0, "trainer")  # it was complete, and the program is another one
+    assert begin_again("--resume") == (undisturbed, 0, "trainer")  # it was complete, and the program has changed
 
 
 LIBRARY = "import threading\n{start}"

@@ -31,7 +31,7 @@ def loop(session):
 ENDS = {
     "its main thread returns": "session = sv.prepare_or_wait_for_session()\nloop(session)\n",
     "it closes the session": "with sv.prepare_or_wait_for_session() as session:\n    loop(session)\n",
-    # Its main thread returns first, and a fork of it comes to the end, too.
+    # Its main thread returns first, and a fork of it reaches the end as well.
     "another thread trains": "import threading\nsession = sv.prepare_or_wait_for_session()\n"
     "threading.Thread(target=loop, args=[session]).start()\nos.fork()\n",
 }

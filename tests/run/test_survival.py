@@ -33,7 +33,7 @@ SEED = 20
 
 
 def _result(run: Launched) -> tuple[str, str]:
-    """Accuracy and digest of the final variables, as the program printed them last."""
+    """Return accuracy and digest of the final variables as last printed."""
     return _find_result(run.said())
 
 
@@ -46,7 +46,7 @@ def _find_result(said: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The result of the same training without any fault, without procsv launch."""
+    """Return the result of the same training without faults and without procsv launch."""
     logdir = tmp_path_factory.mktemp("undisturbed") / "digits"
     done = python(DIGITS, "--logdir", str(logdir), "--steps", "3000")
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return result
 
 
-# digits, which stays at step HELD_STEP until there is a file `may end` beside the program: whatever the test does meanwhile, it trains.
+# The digits example, which waits at step HELD_STEP for a file `may end` beside it, so that it
+# trains while the test works.
 HELD_STEP = 2900
 HELD = f"""
 import os, sys, threading
@@ -73,7 +74,8 @@ class Held(digits.Progress):
 
 digits.Progress = Held
 """
-# And a line of its own for each step that ends and each snapshot that is whole, before anything else happens.
+# It also writes a line for each finished step and each whole snapshot, before anything else
+# happens.
 RECORDED = """
 import time
 import procsv.training.snapshots.backends as ways
@@ -126,7 +128,7 @@ def test_row_01_killing_the_trainer_costs_only_the_steps_since_the_last_snapshot
         for kill in range(1, TRAINER_KILLS + 1):
             run.wait_event("recovered", kill)
             run.wait_event("standby_ready")
-            assert len(list(find_paths(run.logdir).run_dir.glob("stacks.*"))) <= 1  # the dead leave none behind
+            assert len(list(find_paths(run.logdir).run_dir.glob("stacks.*"))) <= 1  # dead trainers leave none behind
             pause.wait(rng.uniform(0.0, 1.0))  # at a random moment of the training
             run.kill("trainer", signal.SIGKILL if kill < TRAINER_KILLS else signal.SIGSEGV)
             run.wait_event("exited", kill, "trainer")
@@ -147,17 +149,18 @@ def test_row_01_killing_the_trainer_costs_only_the_steps_since_the_last_snapshot
     for ended, recovered in zip(exits, recoveries, strict=True):
         steps, snapshots = _read_record(tmp_path / f"record.{ended['incarnation']}")
         newest = max(snapshots, default=before)
-        # Nothing that was whole is lost; one more snapshot, and one more step, may have ended just before its line was written.
+        # No whole snapshot is lost. One more snapshot or step may have ended just before its line
+        # was written.
         made = max(steps, default=max(newest, recovered["step"], ended["step"])) + 1
         assert newest <= recovered["step"] <= made, (newest, recovered["step"], made)
         assert ended["step"] <= made
         gaps_s += [after - earlier for earlier, after in itertools.pairwise(snapshots.values())]
         before = recovered["step"]
-    assert statistics.median(gaps_s) < 2 * SNAPSHOT_S  # so that this is what a kill costs
+    assert statistics.median(gaps_s) < 2 * SNAPSHOT_S  # a kill costs that much
 
 
 def _read_record(path: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Steps that ended and snapshots that were whole, each with its time; a line that was cut short did not happen."""
+    """Return finished steps and whole snapshots with their times. A truncated line does not count."""
     found: dict[str, dict[int, float]] = {"step": {}, "snapshot": {}}
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
@@ -179,7 +182,7 @@ def test_a_kill_before_the_first_step_costs_only_the_start(tmp_path: Path) -> No
 def test_ten_kills_of_each_service_leave_the_trainer_alone_and_lose_nothing(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:
-    """Its files are read by TensorFlow and TensorBoard to their ends."""
+    """TensorFlow and TensorBoard read the files to their ends."""
     rng, pause = random.Random(SEED), threading.Event()
     program = tmp_path / "held.py"
     program.write_text(HELD + RUNS)
@@ -267,7 +270,7 @@ def test_a_run_that_is_stopped_exits_75_and_the_same_command_goes_on_without_los
 
 
 def _check_checkpoints(logdir: Path, last_step: int) -> None:
-    """The newest checkpoint is read by TensorFlow's own means, by a plain Saver too."""
+    """Read the newest checkpoint with TensorFlow's own reader and a plain Saver."""
     newest = tf1.train.latest_checkpoint(str(logdir))
     reader = tf.train.load_checkpoint(str(logdir))
     assert reader.get_tensor("global_step") == last_step
@@ -284,7 +287,7 @@ def _check_checkpoints(logdir: Path, last_step: int) -> None:
 
 
 def _check_events(logdir: Path, last_step: int) -> None:
-    """TensorBoard's loader reads every file to its end; no summary is there twice, none is missing in between."""
+    """Read every file to its end with TensorBoard's loader. No summary is doubled or missing in between."""
     seen: list[tuple[str, int]] = []
     for path in sorted(logdir.glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(path)).Load():

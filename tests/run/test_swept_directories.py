@@ -19,11 +19,11 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-TRAINS = ("tests.support.numpy_training", "1000000", "0.01", "600")  # what is newer is in memory alone
+TRAINS = ("tests.support.numpy_training", "1000000", "0.01", "600")  # newer states are only in memory
 
 
 def kill_all(run: Launched) -> None:
-    """At once: none of them sees another's end."""
+    """Kill all at once, so that none sees another's end."""
     run.kill("watchdog", signal.SIGSTOP)
     started = psutil.Process(run.process.pid).children(recursive=True)
     for process in started:

@@ -49,7 +49,7 @@ WORDS = ("{task_type}", "{task_index}", "{ps_hosts}", "{worker_hosts}", "{chief_
 TRAINING = ("chief", "worker.0", "worker.1")
 
 
-# The example, which stays where it is after a thousand steps until there is a file `go`.
+# The example, which waits after a thousand steps for a file `go`.
 EXAMPLE = """
 import os, sys, threading
 from procsv.examples import replicas
@@ -68,12 +68,12 @@ sys.exit(replicas.main())
 
 
 def text_of(run: Launched, task: str) -> str:
-    """What all attempts of `task` have printed."""
+    """Return the output of all attempts of `task`."""
     return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
 
 
 def told(run: Launched, task: str) -> list[str]:
-    """What each attempt of `task` has said of itself."""
+    """Return what each attempt of `task` has printed about itself."""
     return re.findall(r"^I am .*", text_of(run, task), re.MULTILINE)
 
 
@@ -82,7 +82,7 @@ def step_of(run: Launched) -> int:
 
 
 def wait_for_steps(run: Launched) -> None:
-    """A snapshot of what is trained from now on."""
+    """Wait for a snapshot of a step trained from now on."""
     run.wait_for("a step", lambda: step_of(run) >= 0)  # run.json is written a moment after the step
     now = step_of(run)
     run.wait_for(
@@ -121,7 +121,7 @@ def test_row_59_each_task_that_is_killed_or_frozen_comes_back_at_its_address(
         assert run.events("session_recovered", "chief")[0]["source"] == "memory"
         wait_for_steps(run)
 
-        run.kill("ps.0", signal.SIGSTOP)  # nobody that waits for it gets an error
+        run.kill("ps.0", signal.SIGSTOP)  # no task that waits for it gets an error
         run.wait_event("session_recovered", 2, "chief")
         assert [entry["role"] for entry in run.events("hang_detected")] == ["ps.0"]
         wait_for_steps(run)
@@ -168,7 +168,7 @@ def test_row_59_the_several_tasks_example_completes_though_its_chief_is_killed_e
         run.wait_event("recovered", 2, "chief")
         assert run.events("recovered", "chief")[1]["source"] == "alive"
 
-        run.kill("chief", signal.SIGSTOP)  # so the worker makes the last step, and nobody has captured it
+        run.kill("chief", signal.SIGSTOP)  # so the worker trains the last step, and no capture has it
         (tmp_path / "go").touch()
         run.wait_event("exited", 1, "worker.0")
         run.kill("chief")

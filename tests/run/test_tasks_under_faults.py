@@ -103,7 +103,9 @@ def test_row_62_two_faults_at_once_a_second_fault_and_frozen_tasks_cost_only_wha
         trained = wait_for_steps(run)
         for task in ("ps.0", "ps.1"):
             run.kill(task)
-        recovered, *_ = run.wait_event("session_recovered", 1, "chief")  # once more, if one is back as the other dies
+        recovered, *_ = run.wait_event(
+            "session_recovered", 1, "chief"
+        )  # once more, if one comes back while the other dies
         assert recovered["source"] == "memory"
         assert recovered["step"] >= trained
         wait_for_steps(run)
@@ -132,7 +134,7 @@ def test_row_62_two_faults_at_once_a_second_fault_and_frozen_tasks_cost_only_wha
 
         run.kill("watchdog", signal.SIGTERM)
         run.wait_event("preempt_notice")
-        run.kill("watchdog", signal.SIGTERM)  # the grace is no shorter for it
+        run.kill("watchdog", signal.SIGTERM)  # this does not shorten the grace period
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")
         assert stopped["durable_step"] == stopped["step"] >= recovered["step"]
@@ -182,7 +184,7 @@ def test_row_63_a_run_survives_a_killed_watchdog_and_tasks_that_end_by_themselve
         (again,) = run.events("restarting", "worker.1")
         assert again["delay"] == 0.0
 
-        # One that ends with 0 before it serves has done what it was for.
+        # A server that ends with 0 before it serves has done its work.
         run.wait_for("the server", lambda: states(run)["ps.0"] == "serving")
         (orders / "ps.0").write_text("0")
         run.wait_event("spawned", 3, "ps.0")
@@ -256,7 +258,7 @@ def test_row_63_a_worker_that_always_fails_ends_the_run_and_with_min_workers_the
 
 
 def wait_until_it_waits(run: Launched, task: str, attempt: int) -> None:
-    """That attempt asks for a session, and is known to wait for the chief."""
+    """Wait until that attempt asks for a session and the run knows that it waits for the chief."""
     run.wait_for("its words", lambda: text_of(run, task).count("asks for a session") == attempt)
     run.wait_for(
         "a wait", lambda: "chief" in [one["waits_for"] for one in run.status()["tasks"] if one["task"] == task]
@@ -264,7 +266,7 @@ def wait_until_it_waits(run: Launched, task: str, attempt: int) -> None:
 
 
 def notice(run: Launched, task: str, starts: int) -> None:
-    """SIGTERM to that task alone, which is started again at once, free of charge."""
+    """Send SIGTERM to that task alone, which restarts at once and at no charge."""
     run.kill(task, signal.SIGTERM)
     run.wait_event("spawned", starts, task)
     assert run.events("exited", task)[-1]["code"] == 75
@@ -273,7 +275,9 @@ def notice(run: Launched, task: str, starts: int) -> None:
 
 @pytest.mark.long
 def test_row_64_a_run_handles_a_waiting_task_a_frozen_task_and_notices_to_one_or_all_tasks(tmp_path: Path) -> None:
-    """A worker is killed before there is a model, and frozen for good; then the machines of single tasks, and of all, go away."""
+    """A worker is killed before there is a model and frozen for good; then single machines, and
+    all, are preempted.
+    """
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "closed").touch()
     (tmp_path / "orders").mkdir()
@@ -308,11 +312,11 @@ def test_row_64_a_run_handles_a_waiting_task_a_frozen_task_and_notices_to_one_or
         saved = [entry["step"] for entry in run.events("checkpoint_durable") if entry["reason"] == "preempt"]
         assert max(saved) >= trained
         assert run.events("recovered", "chief")[1]["source"] == "alive"
-        run.kill("ps.0", signal.SIGTERM)  # it serves on: the chief saves what lies there
+        run.kill("ps.0", signal.SIGTERM)  # it keeps serving while the chief saves its variables
         run.wait_for("the server's word", lambda: "when its watchdog" in text_of(run, "ps.0"))
         trained = wait_for_steps(run)
         assert not run.events("exited", "ps.0")
-        (tmp_path / "orders" / "ps.0").write_text("never copy")  # no save of the chief's ends within any grace
+        (tmp_path / "orders" / "ps.0").write_text("never copy")  # no save by the chief ends within any grace period
         run.wait_for("the server's answer", lambda: "never from here on" in text_of(run, "ps.0"))
         run.wait_step(memory_step(run) + 100)
         run.kill("watchdog", signal.SIGTERM)

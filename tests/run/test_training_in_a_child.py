@@ -48,11 +48,13 @@ child.join()
 def test_a_child_that_trains_resumes_at_the_next_launch_and_the_user_learns_that_it_is_not_restarted(
     tmp_path: Path,
 ) -> None:
-    """What it has trained is saved before the first launch ends, however long that takes."""
+    """Its training is saved before the first launch ends, however long that takes."""
     program, logdir = tmp_path / "train.py", tmp_path / "mine"
     program.write_text(PROGRAM)
     command = ("--drop-in", "--standby", "off", str(program), str(logdir))
-    slow = "checkpoint.before_rename=1*off->1*sleep(3)"  # the second save: what is in memory when the child is killed
+    slow = (
+        "checkpoint.before_rename=1*off->1*sleep(3)"  # the second save, of the state in memory when the child is killed
+    )
     with launched(tmp_path / "run", *command, PROCSV_FAILPOINTS=slow) as run:
         assert run.wait_end() == 0
     said = run.said()

@@ -11,7 +11,7 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-# Each attempt makes two steps, saves them, and fails at the same line.
+# Each attempt trains two steps, saves them and fails at the same line.
 FAILS = """
 from procsv.training.runtime.context import current
 from tests.support.numpy_state import NumpyState, numpy_plan
@@ -45,7 +45,7 @@ def test_row_55_a_program_that_saves_two_steps_and_fails_at_the_same_line_is_giv
     assert max(entry["step"] for entry in run.events("checkpoint_durable")) == 10  # what it has done is not lost
 
 
-# It crashes at step 20 whatever it has resumed from, and has a checkpoint of its start.
+# Crashes at step 20 whatever it resumed from, and has a checkpoint of its start.
 CRASHES = """
 import os, signal
 from procsv.training.runtime.context import current

@@ -84,7 +84,7 @@ def test_a_worker_that_waits_for_its_chief_is_not_called_hung_and_ends_on_reques
     options = ["--drop-in", "--hang-limits", "import=60s,connect=1s"]
     target = chief.stdout.readline().strip()
     with launched(tmp_path / "logdir", *options, str(tmp_path / "worker.py"), target) as run:
-        # The pauses between the looks double from a quarter of a second on: more than a second in all.
+        # The pauses between polls double from a quarter of a second: more than a second in all.
         run.wait_for("waiting", lambda: run.said().count("Waiting for model ") >= 4)
         chief.stdin.write("\n")
         chief.stdin.flush()
