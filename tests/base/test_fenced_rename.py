@@ -31,7 +31,7 @@ def target_of(fence: FencedRename) -> Path:
 
 
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what is synced from now on."""
+    """Collect the names of all files synced from now on."""
     names = list[str]()
     monkeypatch.setattr(disk, "fsync", lambda fd: names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))  # noqa: PTH115
     monkeypatch.setattr(disk, "fsync_path", lambda path: names.append(path.name))

@@ -130,7 +130,7 @@ def test_an_inherited_lock_is_held_until_the_last_process_of_the_tree_is_dead(pa
         assert ours.is_held()
         assert not ours.try_acquire("x", 0.0)
 
-        holder.close()  # the child's input ends, and it with it
+        holder.close()  # closing the child's input ends it
         wait_dead(fd)
         assert ours.try_acquire("x", 0.0)
         ours.release()
@@ -233,7 +233,7 @@ def test_a_directorys_lock_moves_with_it_and_follows_its_replacement(tmp_path: P
     assert lock.try_acquire()
     home.rename(away)
     assert not DirectoryLock(away).try_acquire()
-    lock.relock()  # nothing lies there: the lock is kept
+    lock.relock()  # nothing is there: the lock is kept
     assert not DirectoryLock(away).try_acquire()
     assert not lock.is_in_place()
 
@@ -326,7 +326,7 @@ def test_a_stopped_holder_is_woken_and_the_previous_holder_is_left_alone(path: P
         stop(innocent.pid)
         lock = FileLock(path)
         text = path.read_text().replace(str(holder.pid), str(innocent.pid))
-        path.write_text(text)  # as after the reuse of a pid: nobody holds the lock
+        path.write_text(text)  # as after a pid was reused: nobody holds the lock
         lock.wake()
         assert process_state(innocent.pid) == "T"
 

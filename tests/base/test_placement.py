@@ -22,7 +22,7 @@ from procsv.base.placement import CLUSTERS, MOVED, Move, Placement, find_placeme
 CHIEF, WORKER, OTHER, PS, EVALUATOR = map(TaskId.parse, ("chief", "worker.0", "worker.1", "ps.0", "evaluator.0"))
 GROUP = list_tasks(2, 1, 0)
 
-# What `srun -N2 -n3` tells the last of its processes, which is alone on its node (Slurm 22.05).
+# The variables that `srun -N2 -n3` gives its last process, alone on its node (Slurm 22.05).
 LAST_OF_THREE = {
     "HOSTNAME": "front",
     "SLURMD_NODENAME": "n3",
@@ -42,7 +42,7 @@ LAST_OF_THREE = {
 
 
 def group() -> st.SearchStrategy[tuple[TaskId, ...]]:
-    """Tasks of runs that have several."""
+    """Draw the tasks of runs that have several."""
     counts = st.tuples(*(st.integers(0, most) for most in (12, 4, 2)), st.booleans())
     groups = counts.map(lambda of: list_tasks(*of[:3], has_chief=of[3]))
     return groups.filter(lambda tasks: len(tasks) > 1 and tasks[0].role in ("chief", "worker"))

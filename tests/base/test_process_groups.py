@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Has no descriptor left when it kills.
+# Kills without a free descriptor.
 CODE = """
 import os, resource, subprocess, sys
 from procsv.base.system.processes import kill_group

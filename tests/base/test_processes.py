@@ -33,7 +33,7 @@ FAMILY = """
 
 
 class Nursery:
-    """Children whose output a test can wait for; none outlives it."""
+    """Children with output that a test can wait for. They end with the test."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -46,7 +46,7 @@ class Nursery:
         return self._children[-1]
 
     def output(self) -> str:
-        """Once it is a whole line."""
+        """Return the output once it is a whole line."""
         until(lambda: self.log.exists() and self.log.read_text().endswith("\n"), lambda: Waiter().wait(0.005))
         return self.log.read_text()
 

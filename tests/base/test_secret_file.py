@@ -50,7 +50,7 @@ def test_our_own_secret_file_that_others_can_read_or_write_is_refused(tmp_path: 
 
 @pytest.mark.parametrize("mode", [0o644, 0o440, 0o400])
 def test_a_secret_in_a_kubernetes_volume_is_accepted_as_the_manifest_mounts_it(tmp_path: Path, mode: int) -> None:
-    """As the kubelet lays it out: the file behind two links, so that all of a Secret changes at once."""
+    """The kubelet puts the file behind two links, so that a whole Secret changes at once."""
     (tmp_path / "..2026_11_24").mkdir()
     written(tmp_path / "..2026_11_24" / "secret", mode=mode)
     (tmp_path / "..data").symlink_to("..2026_11_24")
@@ -60,7 +60,7 @@ def test_a_secret_in_a_kubernetes_volume_is_accepted_as_the_manifest_mounts_it(t
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a root of a container")
 def test_a_pods_user_can_read_a_secret_owned_by_root_and_its_group(tmp_path: Path) -> None:
-    """As fsGroup leaves a Secret of mode 0400."""
+    """This is how fsGroup leaves a Secret of mode 0400."""
     (root := tmp_path / "root").mkdir()
     (data := tmp_path / "volume" / "..data").mkdir(parents=True)
     os.chown(written(data / "secret", mode=0o440), 0, NOBODY)

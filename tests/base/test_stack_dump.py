@@ -85,7 +85,7 @@ def test_a_process_that_is_woken_to_dump_its_stacks_and_die_writes_its_main_thre
     finally:
         child.signal_tree(signal.SIGKILL)
         ended = child.reap()
-    assert ended.signal in (signal.SIGABRT, signal.SIGSEGV)  # a dump of all threads may crash it
+    assert ended.signal in (signal.SIGABRT, signal.SIGSEGV)  # dumping all threads may crash the process
     main, *others = read_stacks(stacks.read_text())
     assert main.is_alone
     assert "hangs" in [frame.function for frame in main.frames]

@@ -41,12 +41,12 @@ def program() -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             assert process.stdin is not None
-            process.stdin.close()  # the child ends, and so does its parent
+            process.stdin.close()  # this ends the child and its parent
             process.kill()
 
 
 def settle(process: subprocess.Popen[str]) -> int:
-    """The activity, once it stands still while our own thread runs."""
+    """Return the activity once it no longer changes while our own thread runs."""
     pause = threading.Event()
     for _ in range(10_000):
         before = tree_activity(process.pid)

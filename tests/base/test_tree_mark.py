@@ -16,14 +16,14 @@ from tests.support import own_processes
 
 MARK = f"mark-{os.getpid()}"
 STRANGER = 54321
-LIVES = ("/bin/sh", "-c", "echo lives; read end")  # any user may start it; of one in its exec the mark cannot be read
+LIVES = ("/bin/sh", "-c", "echo lives; read end")  # any user may start it; during its exec the mark cannot be read
 
 
 @contextlib.contextmanager
 def living(
     environment: dict[str, str] | None = None, user: int | None = None, within: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that has come to itself."""
+    """Start a process and wait until it has written its first line."""
     given = {**os.environ, **(environment or {})}
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -97,15 +97,15 @@ MARKED, BARE = f"PATH=/bin\0{VARIABLE}=outer:{MARK}\0".encode(), b"PATH=/bin\0"
     [
         (MARKED, False, True, True),
         (MARKED, False, False, True),
-        (BARE, True, True, True),  # it has a descriptor of the run's lock, which is inherited alone
+        (BARE, True, True, True),  # it inherited a descriptor of the run's lock
         (BARE, False, True, False),  # `kubectl exec`
-        (BARE, False, False, False),  # what a command of --on-event has left
+        (BARE, False, False, False),  # left by a command of --on-event
         (b"", False, True, False),
-        (b"", False, False, True),  # a daemon of the program that has emptied its environment
+        (b"", False, False, True),  # a daemon of the program with an empty environment
         (b"\0\0", False, False, True),
         (f"{VARIABLE}={MARK}0\0X{VARIABLE}={MARK}\0".encode(), False, True, False),
     ],
-    ids=itertools.count(),  # the mark has the pid of the process that collects, and workers must agree
+    ids=itertools.count(),  # the mark contains the collecting process's pid, and workers must agree on ids
 )
 def test_an_orphan_adopted_by_the_watchdog_belongs_to_the_run_by_its_id_or_its_lock(
     environ: bytes, holds_lock: bool, is_init: bool, is_ours: bool

@@ -17,7 +17,7 @@ STEP_S = 0.1
 
 
 def steps_of(*lengths_s: float) -> list[tuple[float, float]]:
-    """Steps one after another, from time 0 on."""
+    """Make consecutive steps from time 0 on."""
     steps, at_s = [], 0.0
     for length_s in lengths_s:
         steps.append((at_s, at_s + length_s))

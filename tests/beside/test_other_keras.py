@@ -54,7 +54,7 @@ KINDS = [
 
 
 def epochs(run: Launched) -> list[tuple[int, int]]:
-    """Each that has begun, with the batches before it by the count of the optimizer."""
+    """Return each started epoch with the batches before it, as counted by the optimizer."""
     said = re.findall(r"^epoch (\d+) after (\d+)$", run.said(), re.MULTILINE)
     return [(int(epoch), int(batches)) for epoch, batches in said]
 
@@ -80,5 +80,5 @@ def test_a_fit_is_left_alone_with_one_message_a_start_and_continues_by_its_own_c
 
 
 def epochs_kept(callbacks: str) -> int:
-    """Those that the callbacks have saved by the beginning of the fourth."""
+    """Return the epochs that the callbacks have saved by the start of the fourth."""
     return 3 if "backup" in callbacks else 0

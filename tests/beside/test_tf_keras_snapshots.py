@@ -43,7 +43,7 @@ print("digest", hashlib.sha256(b"".join(v.tobytes() for v in values)).hexdigest(
 
 
 def program() -> str:
-    """The example of the documentation, with a fit that takes a while."""
+    """Write the documentation's example with a fit that takes a while."""
     (example,) = re.findall(
         r"```python\n(class Snapshots\(.*?)```", (ROOT / "docs" / "keras.md").read_text(), re.DOTALL
     )

@@ -36,7 +36,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def both(reader: SlotReader, tmp_path: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """What TensorFlow writes, and what we do, read back and by its own checksums whole."""
+    """Write with TensorFlow and with our writer. Read both back and check them by their own checksums."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for directory in (ours, theirs):
         directory.mkdir()

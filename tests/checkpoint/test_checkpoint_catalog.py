@@ -38,7 +38,7 @@ tf1 = tf.compat.v1
 
 @pytest.fixture
 def save(run: Any, store: Any, plan: Any, publish: Any) -> Callable[..., Any]:
-    """Saves steps 1, 2, …; the checkpoints' paths."""
+    """Save steps 1, 2, … and return the checkpoints' paths."""
     pool = run.pool()
 
     def do(*steps: int, its_plan: Any = None) -> list[str]:
@@ -53,7 +53,7 @@ def save(run: Any, store: Any, plan: Any, publish: Any) -> Callable[..., Any]:
 
 
 def foreign(directory: Path, *steps: int) -> None:
-    """Checkpoints that TensorFlow wrote."""
+    """Write checkpoints with TensorFlow."""
     with tf1.Graph().as_default(), tf1.Session() as session:
         step_variable = tf1.get_variable("global_step", initializer=np.int64(0))
         tf1.get_variable("text", initializer=np.array([b"some", b"text" * 100], dtype=object))
@@ -109,7 +109,7 @@ def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_previous_one_is_used
 
 @pytest.fixture
 def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
-    """Lets the next readings of a file fail, as a disk does that loses sectors, or a network filesystem its server."""
+    """Let the next reads of a file fail, as on a disk with bad sectors or a lost network filesystem."""
 
     def install(path: Path, readings: int) -> None:
         left = [readings]
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_the_user_saves_over_ours_after_the_clock_was_set_back
 ) -> None:
     (ours,) = save(3)
     at = time.time() + back_s
-    for file in run.logdir.glob("model.ckpt-3*"):  # as if it was saved when the clock was ahead
+    for file in run.logdir.glob("model.ckpt-3*"):  # as if it had been saved with the clock ahead
         os.utime(file, (at, at))
     rewrite_manifest(ours, index=None if is_of_before else FileId(*id_of_index(ours)))
     assert scan_directory(plan()).external == ()
@@ -347,7 +347,7 @@ def id_of_index(path: str) -> tuple[int, int, int]:
 
 
 def rewrite_manifest(path: str, **changes: Any) -> None:
-    """With other fields, at the same time."""
+    """Rewrite a manifest with other fields and the same time."""
     manifest, file = manifest_or_none(path), manifest_of(path)
     assert manifest is not None
     stat = file.stat()
@@ -411,7 +411,7 @@ def test_a_moved_logdir_still_restores(run: Any, store: Any, plan: Any, save: An
 
 
 def test_a_checkpoint_listed_in_two_spellings_is_one(run: Any, store: Any, plan: Any, save: Any) -> None:
-    """As TensorFlow's Saver leaves it, in a relative logdir, of those that it did not save itself."""
+    """TensorFlow's Saver does this in a relative logdir for checkpoints that it did not save itself."""
     save(1, 2)
     listed = "".join(f'all_model_checkpoint_paths: "{path}model.ckpt-2"\n' for path in (f"{run.logdir}/", ""))
     (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-2"\n{listed}')
@@ -439,7 +439,7 @@ def test_relative_paths_in_a_checkpoint_file_are_relative_to_its_directory(tmp_p
 
 
 def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, plan: Any, save: Any) -> None:
-    """A user who points it at an older checkpoint means it."""
+    """A user who points the file at an older checkpoint means it."""
     paths = save(1, 2, 3)
     text = (run.logdir / "checkpoint").read_text().replace(f'model_checkpoint_path: "{paths[2]}"', "", 1)
     (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{paths[0]}"\n{text}')

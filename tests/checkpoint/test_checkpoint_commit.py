@@ -75,12 +75,12 @@ def test_a_failed_disk_call_leaves_what_was_acknowledged_and_the_next_save_is_go
             except OSError:
                 failed += 1
                 assert case.told == told
-                if for_good and named:  # and it can be restored from while the disk cannot be written
+                if for_good and named:  # it can be restored while the disk cannot be written
                     found = case.store().find_checkpoint(case.plan)
                     assert step_of(found) in (told.step if told else -1, last)
         if case.told == told:
             found = store.find_checkpoint(case.plan)
-            # What could not even be undone was complete, and is carried to its end.
+            # A commit that could not even be undone was complete and is finished.
             assert step_of(found) in (told.step if told else -1, last if for_good else -1), f"call {at}"
             assert found.rejected == ()
         case.commit(last, store)

@@ -291,7 +291,7 @@ def test_a_durable_state_is_not_saved_again_after_a_restart() -> None:
     desk.core.plan_seen(PLAN, 0.0)
     there = durable_of(SavableState.of_slot(slot(4, 40)))
     told = desk.see(desk.core.stocked(DiskState(40, 4, there, there.all_paths), 0.0))
-    assert told == [Announce(there)]  # the service before it may have died before it could say so
+    assert told == [Announce(there)]  # the previous service may have died before it could say so
 
 
 @pytest.mark.parametrize(("run", "incarnation"), [("before", 1), ("r", 1)])
@@ -300,7 +300,7 @@ def test_a_requested_save_is_never_acknowledged_with_another_attempts_checkpoint
     desk = Desk().begun(DiskState(70, 7, left, left.all_paths))
     if run == "r":
         desk.ready(slot(7, 70, incarnation))  # still in memory
-    asked = desk.snapshot(slot(1, 10, incarnation=2), "manual")  # numbered as if nothing lay there
+    asked = desk.snapshot(slot(1, 10, incarnation=2), "manual")  # numbered as if nothing were there
     assert not bodies(asked, Durable)
     save = only(asked, Persist)
     assert save.state.sequence == 1
@@ -355,7 +355,7 @@ def test_the_end_waits_for_the_programs_own_saves_as_long_as_they_are_still_bein
     out = desk.core.scanned(Scan(external, None, ""), desk.now_s)
     for n, sighting in enumerate(external, 1):
         assert only(out, Examine).sighting == sighting
-        desk.after(ADOPTION_S_MAX - 0.5)  # a disk that takes its time
+        desk.after(ADOPTION_S_MAX - 0.5)  # a slow disk
         examined = Verified(sighting.path, sighting.signature, n, {"index": FileSum(9, "00")}, n, 0.1, "")
         assert only(desk.core.examined(examined, desk.now_s), Adopt).examined == examined
         assert not desk.core.waiting.settled

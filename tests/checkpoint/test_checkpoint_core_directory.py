@@ -21,7 +21,7 @@ from tests.support.naming import Naming
 
 # -- it cannot be read -----------------------------------------------------------------------------------------
 def unread() -> Desk:
-    """A state is in memory, and what is on disk is not known yet."""
+    """Return a desk with a state in memory and unknown disk contents."""
     desk = Desk()
     desk.say(PLAN)
     desk.snapshot(slot(1, 10))

@@ -26,15 +26,15 @@ from tests.support.core_desk import PLAN, Desk, durable_of, slot
 
 
 class World:
-    """Slots, a disk and jobs that may fail, around a core; checks what must hold after every event."""
+    """Slots, a disk and jobs that may fail around a core. It checks the invariants after every event."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.desk = Desk(leaves_looks=True)
         self.last_asked = 0
-        self.user_step = -1  # of what the program has saved by itself
+        self.user_step = -1  # the step of the program's own last save
         self.jobs: list[Action] = []
-        self.open: dict[int, Message] = {}  # reliable questions without an answer
+        self.open: dict[int, Message] = {}  # reliable questions not yet answered
         self.sequence = self.step = self.on_disk = self.disk_step = 0
         self.incarnation = 1
         self.tell(PLAN)
@@ -82,7 +82,7 @@ class World:
 
     @property
     def is_asked(self) -> bool:
-        return self.last_asked in self.open  # those before it are superseded, and never answered
+        return self.last_asked in self.open  # earlier ones are superseded and never answered
 
     def act(self) -> None:
         match self.rng.randrange(10):
@@ -100,7 +100,7 @@ class World:
             case 5:
                 self.desk.now_s += self.rng.choice([0.1, 5.0, 700.0])
                 self.take(self.desk.core.tick(self.desk.now_s))
-            case 6 if not self.is_asked:  # the program saves by itself; of no trainer before its state is there
+            case 6 if not self.is_asked:  # the program saves by itself, once its trainer has its state
                 self.user_step = self.step
                 if self.rng.random() < 0.5:
                     self.take(self.desk.core.changed(self.desk.now_s))
@@ -141,7 +141,7 @@ def test_in_any_order_of_events_nothing_acknowledged_is_lost_and_every_request_i
     for _ in range(80):
         world.act()
     world.tell(Finish())
-    for _ in range(60):  # from now on all goes well
+    for _ in range(60):  # from now on nothing fails
         world.end_a_job(well=True)
         world.desk.now_s += 60.0
         world.take(world.desk.core.tick(world.desk.now_s))

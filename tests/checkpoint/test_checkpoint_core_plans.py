@@ -60,7 +60,7 @@ def test_save_secs_start_again_at_each_restore() -> None:
 
 
 def sooner_after_40_s() -> Desk:
-    """A state is in memory, and a trainer wants checkpoints more often than it has said at 0 s."""
+    """Return a desk with a state in memory, 40 s on, whose trainer now wants checkpoints more often."""
     desk = Desk().begun()
     desk.snapshot(slot(1, 10))
     desk.now_s = 40.0

@@ -232,7 +232,9 @@ def test_suspicion_ends_with_the_trainer_it_was_about() -> None:
 
 # -- a run before that the directory alone tells of ---------------------------------------------------------------
 def begun_elsewhere(before: str) -> Desk:
-    """On another machine than the run before, whose snapshot is here; `before`: whose directory it was."""
+    """Return a desk on another machine than the previous run, whose snapshot is here. `before` had
+    the directory.
+    """
     desk = Desk(CheckpointCore("r", TRAINER, is_local=False))
     desk.ready(slot(40, 400, run="before"))
     desk.say(Restore(False))

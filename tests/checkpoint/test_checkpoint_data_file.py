@@ -51,7 +51,7 @@ def write(path: Path, data: bytes, piece: int = 2**20) -> DataFile:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each write went past the page cache."""
+    """Record for each write whether it bypassed the page cache."""
     seen: list[bool] = []
     real = disk.set_direct
     state = {"on": False}
@@ -113,7 +113,7 @@ def test_a_filesystem_without_direct_writes_uses_the_page_cache(
 
 
 def test_writes_use_huge_pages_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand small pages cost as much to clear, and to hand over, as a block costs to copy."""
+    """Clearing and passing a thousand small pages costs as much as copying a block."""
     real, flags = disk.write, list[set[str]]()
 
     def look(fd: int, view: memoryview) -> int:
@@ -128,7 +128,7 @@ def test_writes_use_huge_pages_where_there_are_any(tmp_path: Path, monkeypatch: 
 
 
 def mapping_flags(address: int) -> set[str]:
-    """What /proc/self/smaps tells of the mapping that holds `address`."""
+    """Return the flags in /proc/self/smaps of the mapping that holds `address`."""
     is_it = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

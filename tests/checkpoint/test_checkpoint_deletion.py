@@ -78,7 +78,7 @@ def test_a_commit_names_the_checkpoints_it_could_not_delete_and_deletes_the_othe
 
 
 def test_each_interrupted_deletion_is_finished_and_nothing_else_is_deleted(shop: Interrupted) -> None:
-    names = [f"m-{number}" for number in range(1, 31)]  # no order among them is known
+    names = [f"m-{number}" for number in range(1, 31)]  # their order is unknown
     for sequence, name in enumerate(names, 1):
         shop.commit(sequence, name, suffixes=EVERYTHING)
     before, cut, garbled, unreadable = shop.files(), names[::3], names[1::6], names[4::6]

@@ -35,7 +35,7 @@ def word_of(path: str, seq: int = 1) -> Received:
 
 @dataclass
 class Directory:
-    """A directory that is scanned at whenever that is asked for."""
+    """A directory that is scanned on request."""
 
     external_saves: ExternalSaves = field(default_factory=ExternalSaves)
     now_s: float = 0.0
@@ -46,7 +46,7 @@ class Directory:
         self.external_saves.start_directory(RUN_BEGAN)
 
     def go_on(self) -> list[Action]:
-        """What is to be done now, besides looking."""
+        """Return the actions except for scans."""
         out: list[Action] = []
         while self.external_saves.request_scan(PLAN, self.now_s) == [ScanDirectory(PLAN)]:
             self.looks += 1

@@ -29,7 +29,7 @@ from tests.support.power_loss import read_tree, write_tree
 from tests.support.standstill import Standstill
 
 THEIRS = Lease(run="", place=ProcessSpace("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
-AHEAD = 10  # of the other run's sequences: above all that it has found
+AHEAD = 10  # added to the other run's sequences, to be above all that it found
 
 # steps saved before, the step saved then, a name for each step, max_to_keep, the step that the other machine saves
 SCENARIOS: dict[str, tuple[list[int], int, bool, int, int]] = {
@@ -45,7 +45,7 @@ SCENARIOS: dict[str, tuple[list[int], int, bool, int, int]] = {
 
 @pytest.fixture(autouse=True)
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filesystem on which a lock says nothing to another machine."""
+    """Use a filesystem where a lock says nothing to another machine."""
 
     @contextlib.contextmanager
     def hold_nothing(directory: Path) -> Iterator[bool]:
@@ -57,7 +57,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def other(run: Any, tmp_path: Path) -> Iterator[Run]:
-    """A run of the same logdir, on another machine."""
+    """Return a run of the same logdir on another machine."""
     paths = RunPaths(run.logdir, tmp_path / "other-run", tmp_path / "other-shm")
     for path in (paths.run_dir, paths.shm_dir):
         path.mkdir()
@@ -83,7 +83,7 @@ def test_row_68_a_commit_frozen_before_any_of_its_calls_changes_nothing_that_ano
     newer.ahead = AHEAD
     ours.save_all(before)
     tree, at, fenced, saved = read_tree(directory), 0, 0, 0
-    ours.commit(last, ours.open_store())  # for what its files are: who takes over may carry a commit out
+    ours.commit(last, ours.open_store())  # for its files: a successor may finish the commit
 
     def take_over() -> None:
         take_lease(directory, other)
@@ -97,7 +97,7 @@ def test_row_68_a_commit_frozen_before_any_of_its_calls_changes_nothing_that_ano
             try:
                 ours.commit(last, store)
                 saved += still.has_happened
-            except (OSError, WriteMismatch):  # its files were swept before a call of its own, or as they were read back
+            except (OSError, WriteMismatch):  # its files were removed before one of its calls, or while being read back
                 assert still.has_happened
                 fenced += 1
         if not still.has_happened:
@@ -130,7 +130,7 @@ def test_row_68_a_service_frozen_in_its_commit_that_wakes_after_anothers_save_re
     run.until(lambda: process_state(service.pid) == "T", "its stop")
 
     take_lease(run.logdir, other)
-    newer.commit(2, newer.open_store())  # the same step, of another state
+    newer.commit(2, newer.open_store())  # the same step with another state
     names = sorted(path.name for path in run.logdir.glob("model.ckpt*"))
     listed = (run.logdir / "checkpoint").read_bytes()
     service.signal(signal.SIGCONT)

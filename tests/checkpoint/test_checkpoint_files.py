@@ -27,7 +27,7 @@ from procsv.services.checkpoint.store.local_files import LocalFiles
 
 @dataclass
 class Place:
-    """A place that holds nothing yet, and what a service does there."""
+    """An empty place, and what a service does there."""
 
     run: Any
     directory: str
@@ -43,7 +43,7 @@ class Place:
         return files
 
     def save(self, files: CheckpointFiles, step: int, *, named: bool = True, serving: str = "") -> tuple[str, ...]:
-        """The list that the place has then."""
+        """Save, and return the list that the place then has."""
         pool = self.run.pool(size=4000)
         values = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
         reader = SlotReader(self.publish(pool, self.plan, values, step, step, named=named))
@@ -59,11 +59,11 @@ class Place:
             pool.unlink()
 
     def flip(self, path: str) -> None:
-        """Damages the data of a checkpoint."""
+        """Damage a checkpoint's data."""
         data = f"{path}.data-00000-of-00001"
         with tf.io.gfile.GFile(data, "rb") as file:
             whole = file.read()
-        tf.io.gfile.remove(data)  # in ram:// what is written to an older file is appended
+        tf.io.gfile.remove(data)  # ram:// appends what is written to an older file
         with tf.io.gfile.GFile(data, "wb") as file:
             file.write(whole[:-1] + b"?")
 
@@ -76,7 +76,7 @@ def place(request: pytest.FixtureRequest, run: Any, plan: Any, publish: Any, tmp
 
 
 def restored(files: CheckpointFiles, place: Place, before: int = -1) -> int:
-    """The step that is restored; its bytes are those that were saved."""
+    """Return the restored step. Its bytes must be the saved ones."""
     found = files.find_checkpoint(place.plan, before)
     if found.checkpoint is None:
         return -1
@@ -204,7 +204,7 @@ def test_an_error_while_writing_leaves_only_what_was_there(place: Place) -> None
 def test_staging_left_by_a_service_is_gone_when_the_next_one_has_started(place: Place) -> None:
     files = place.files()
     made = files.new_staging(place.plan, 1, 4000)
-    left = made.__enter__().directory  # a kill: it is never left
+    left = made.__enter__().directory  # as after a kill: the block never ends
     (left / "model.ckpt-1.index").write_bytes(b"half")
     after = place.files()
     assert not left.exists()

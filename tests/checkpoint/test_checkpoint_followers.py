@@ -19,7 +19,7 @@ def answers(actions: list[Action]) -> list[tuple[TaskId, str, int]]:
 
 
 def restored_from_memory(core: CheckpointCore | None = None) -> Desk:
-    """The second chief was told to start from slot 1, of step 10."""
+    """Return a desk whose second chief was offered slot 1 of step 10."""
     desk = Desk(core or CheckpointCore("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
@@ -110,7 +110,7 @@ def test_the_memory_that_the_chief_restored_stays_until_all_have_it_or_it_has_tr
 
 
 def retired(desk: Desk) -> list[int]:
-    """The snapshots whose memory was given back."""
+    """Return the snapshots whose memory was released."""
     return sorted({action.slot.sequence for action in desk.out if isinstance(action, Retire)})
 
 
@@ -134,7 +134,7 @@ def test_what_a_dead_service_told_the_chief_is_on_disk_for_its_followers() -> No
 
 
 def test_a_new_service_that_hears_again_of_an_attempts_end_leaves_nobody_waiting() -> None:
-    """The service before it had not settled that end, and has told the next attempt what to start from."""
+    """The previous service had not settled that end and had already answered the next attempt."""
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
@@ -162,7 +162,7 @@ def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
 
 
 def test_a_late_report_of_a_chiefs_end_takes_nothing_from_the_next_one() -> None:
-    """Watchdog and chief speak to the service by connections of their own."""
+    """Watchdog and chief talk to the service on separate connections."""
     desk = Desk(CheckpointCore("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))
     desk.say(Restore(False), 2)

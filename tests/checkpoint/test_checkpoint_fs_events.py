@@ -23,7 +23,7 @@ from tests.support.fake_clock import FakeClock
 
 
 def put_index(directory: Path) -> None:
-    """As a Saver does it."""
+    """Put an index in place as a Saver does."""
     (directory / "m.tmp").write_bytes(b"")
     (directory / "m.tmp").rename(directory / "m.index")
 
@@ -41,7 +41,7 @@ def test_a_new_index_gives_a_hint_even_after_the_directory_was_recreated(tmp_pat
         assert changed.wait(300.0)
         shutil.rmtree(directory)
         directory.mkdir()
-        for _ in range(300):  # the filesystem tells of the end of the first directory in its own time
+        for _ in range(300):  # the filesystem reports the end of the first directory in its own time
             changed.clear()
             watch.keep_watching(directory)
             put_index(directory)
@@ -53,7 +53,7 @@ def test_a_new_index_gives_a_hint_even_after_the_directory_was_recreated(tmp_pat
 
 
 class NotingWatch(Watch):
-    """Notes which files were news."""
+    """Records which files were news."""
 
     def __init__(self, own: OwnChanges) -> None:
         super().__init__(lambda: None, own)
@@ -69,7 +69,7 @@ class NotingWatch(Watch):
 def test_what_a_commit_puts_in_place_and_removes_gives_no_hint(
     run: Run, publish: Callable[..., Any], plan: Callable[..., CheckpointPlan]
 ) -> None:
-    own = OwnChanges(FakeClock())  # on which no time passes, however busy the machine is
+    own = OwnChanges(FakeClock())  # a clock that stands still, however busy the machine is
     watch = NotingWatch(own)
     pool, only_one = run.pool(), plan(max_to_keep=1)
 
@@ -83,7 +83,7 @@ def test_what_a_commit_puts_in_place_and_removes_gives_no_hint(
         for step in (2, 3):
             save(step, own.expect)
         put_index(run.logdir)
-        (run.logdir / "m.index").rename(run.logdir / "procsv" / "m.index")  # said late, as the removals before it are
+        (run.logdir / "m.index").rename(run.logdir / "procsv" / "m.index")  # reported late, like the removals before it
         assert [watch.news.get(timeout=300.0) for _ in range(2)] == ["m.index"] * 2
     finally:
         watch.close()
@@ -103,7 +103,7 @@ def test_a_commits_own_changes_are_ignored_for_a_while_and_no_others_are() -> No
 
 def test_a_machine_without_free_watches_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch = Watch(lambda: None, OwnChanges(SystemClock()))
-    watch.keep_watching(tmp_path)  # its modules are loaded
+    watch.keep_watching(tmp_path)  # load its modules first
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

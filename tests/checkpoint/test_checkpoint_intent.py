@@ -19,7 +19,7 @@ def shop(tmp_path: Path) -> Interrupted:
 
 
 def interrupt(shop: Interrupted, elsewhere: Path, save_path: str = "") -> tuple[Path, Intent]:
-    """A commit that lists and deletes checkpoints of its own directory and of another."""
+    """Interrupt a commit that lists and deletes checkpoints in its own and in another directory."""
     here = [str(shop.logdir / name) for name in ("m-1", "m-2", "m-7")]
     there = [str(elsewhere / name) for name in ("m-3", "m-4")]
     save_path = save_path or str(shop.logdir / "m")

@@ -66,7 +66,7 @@ def test_the_runs_own_lease_stops_nothing(case: Commits) -> None:
 
 
 def run_file(run: Any, logdir: Path) -> RunFile:
-    """Of the run, once it has adopted `logdir`."""
+    """Write the run's file once it has adopted `logdir`."""
     paths = run.start().paths
     return RunFile(
         run=run.id, target="train.py", logdir=str(logdir), root=str(paths.logdir), run_dir=str(paths.run_dir),
@@ -80,7 +80,7 @@ def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has_t
     logdir = tmp_path / "programs"
     (logdir / "procsv").mkdir(parents=True)
     case = Commits(run, plan(save_path=str(logdir / "model.ckpt")), publish)
-    store = local_store(run.start())  # it runs before the program has named its directory
+    store = local_store(run.start())  # it starts before the program has named its directory
     run.start().paths.home.mkdir(parents=True)
     write_run(run.start().paths.run_json, run_file(run, logdir), durable=False)
     write_pointer(logdir, run.logdir)

@@ -38,7 +38,7 @@ def kill_within_a_commit(run: Any, plan: Any, publish: Any, moment: str) -> None
 
 
 def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
-    """A service in `logdir` finds 6 or 7, and saves 8."""
+    """Let a service in `logdir` find step 6 or 7 and save step 8."""
     here = plan(save_path=str(logdir / "model.ckpt"), max_to_keep=1)
     store = local_store(run.start(logdir=str(logdir)))
     store.open()

@@ -71,5 +71,5 @@ def test_an_unreadable_checkpoint_is_not_a_missing_one(tmp_path: Path) -> None:
     assert has_files(str(tmp_path / "m-7"))
     for name in ("m-8", "file/m-7", "loop", "directory", "nul\0", ""):
         assert not has_files(f"{tmp_path}/{name}")
-    with pytest.raises(OSError, match="too long"):  # as one that is denied, or whose disk fails
+    with pytest.raises(OSError, match="too long"):  # as with a denied path or a failing disk
         has_files(str(tmp_path / ("m" * 300)))

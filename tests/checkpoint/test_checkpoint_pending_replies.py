@@ -25,7 +25,7 @@ RUN_ENDS, TRAINER_ENDS = asker(Finish(), 1), asker(TrainerExited(1, clean=True),
 
 
 def both_wait() -> PendingReplies:
-    """For the end of the run, and, asked later, for a trainer's."""
+    """Return replies with waiters for the end of the run and, asked later, for a trainer's end."""
     waiting = PendingReplies()
     waiting.run_ended(RUN_ENDS, "final")
     waiting.trainer_ended(TRAINER_ENDS, 1, "final")

@@ -24,8 +24,8 @@ from tests.support.power_loss import Op, Recording, Tree, aftermaths, write_tree
 @dataclass(frozen=True)
 class Scenario:
     before: list[int] = field(default_factory=list)  # steps saved before the disk is watched
-    watched: list[int] = field(default_factory=list)  # and meanwhile
-    named: bool = True  # each step has a name of its own
+    watched: list[int] = field(default_factory=list)  # and steps saved while it is watched
+    named: bool = True  # each step has its own name
     keep: int = 5
     staged: bool = False
 
@@ -45,7 +45,7 @@ SCENARIOS = {
 
 @dataclass
 class Played:
-    """What was done, and what it was said to be."""
+    """The recorded calls and what was acknowledged between them."""
 
     case: Commits
     recording: Recording
@@ -53,7 +53,7 @@ class Played:
     marks: list[Acknowledged] = field(default_factory=list)
 
     def at(self, count: int) -> tuple[Acknowledged | None, Acknowledged | None]:
-        """What had been acknowledged after so many calls, and what was to be next."""
+        """Return what was acknowledged after that many calls, and what came next."""
         said = sum(op.what == "mark" for op in self.recording.ops[:count])
         known = [self.before, *self.marks]
         return known[said], known[said + 1] if said + 1 < len(known) else None
@@ -97,16 +97,16 @@ def always(case: Commits, told: Acknowledged | None, to_come: Acknowledged | Non
 
 
 def has_intent(tree: Tree) -> bool:
-    """Whether there is an intent, or one in the making."""
+    """Return whether there is an intent, or one being written."""
     return any("intent.json" in path for path, _ in tree)
 
 
 def each_state(
     start: Tree, ops: list[Op], top: Path, check: Callable[[int], Any], checked: set[Tree] | None = None
 ) -> int:
-    """Makes each state that may be found, and checks it; how many there were.
+    """Lay out and check each possible state. Return how many there were.
 
-    `checked`: those for which that check has been made already, and which are left out.  This call adds its own.
+    States in `checked` were checked before and are skipped; this call adds its own.
     """
     number = 0
     for count, is_power_loss, tree in aftermaths(start, ops):
@@ -143,7 +143,7 @@ def test_an_acknowledged_checkpoint_outlives_a_kill_and_a_power_loss_after_any_c
 def test_a_recovery_that_is_interrupted_after_any_call_is_resumed(played: Played) -> None:
     case, ops = played.case, played.recording.ops
     number = 0
-    checked: dict[Any, set[Tree]] = {}  # by what is to be found there: two recoveries pass through many states alike
+    checked: dict[Any, set[Tree]] = {}  # by what must be found there: two recoveries pass through many equal states
     with_intent = [state for state in aftermaths(played.recording.start, ops) if has_intent(state[2])]
     for count, _, tree in with_intent[:: max(1, len(with_intent) // 6)]:
         told, to_come = played.at(count)
@@ -242,7 +242,7 @@ def test_a_users_save_that_the_service_vouched_for_outlives_a_power_loss(make_ca
 
     def check(count: int) -> None:
         is_vouched_for = count == len(recording.ops)
-        # What is being deleted is off the list last, and its remains go once it is.
+        # A checkpoint being deleted leaves the list last, and its remains go once it has.
         case.bad = set() if is_vouched_for else {"model.ckpt-7", "model.ckpt-1"}
         case.check(after if is_vouched_for else before, after)
 

@@ -81,7 +81,7 @@ def assert_holds(path: str, step: int) -> None:
 def test_after_a_kill_at_any_moment_the_next_service_saves_again(
     run: Any, plan: Any, publish: Any, moment: str
 ) -> None:
-    """The checkpoint before is acknowledged; the service dies at the moment in the save, or restore, after it."""
+    """The previous checkpoint is acknowledged. The service dies at that moment of the next save or restore."""
     serves = moment == "checkpoint.serving_restore"
     once_before = "" if moment == "checkpoint.deleting_old" else "1*off->"
     first = run.start_service(failpoints="" if serves else f"{moment}={once_before}1*kill")
@@ -97,7 +97,7 @@ def test_after_a_kill_at_any_moment_the_next_service_saves_again(
         first = run.start_service(failpoints=f"{moment}=1*kill")
         trainer.tell(Restore(True))
         assert run.wait_ended(first).signal == signal.SIGKILL
-        assert_holds(newest(run), 6)  # before anybody repairs anything
+        assert_holds(newest(run), 6)  # before anything is repaired
         run.start_service()
         served = trainer.until_body(RestoreFrom)
         assert served.source == "checkpoint"
@@ -346,7 +346,7 @@ def test_disk_work_runs_at_the_lowest_priority(run: Any, plan: Any, publish: Any
     last = (psutil.IOPRIO_CLASS_BE, 7)
     polite = [thread.pid for thread in threads if thread.nice() >= 5 and tuple(thread.ionice()) == last]
     assert polite
-    assert service.pid not in polite  # who answers the trainer is none of them
+    assert service.pid not in polite  # the thread that answers the trainer is not one of them
     assert psutil.Process(service.pid).nice() == psutil.Process().nice()
 
 

@@ -21,7 +21,7 @@ DTYPES: list[Any] = [
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.bool_),
     *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64, np.uint64, np.complex64, np.complex128, object),
 ]
-# What TensorFlow puts together again from its slices; the others it can only read as they were written.
+# What TensorFlow joins from its slices; it can read the others only as they were written.
 PUT_TOGETHER: list[Any] = [np.float32, np.float64, np.bool_, np.int8, np.uint8, np.int32, np.int64, np.complex64]
 SIZE = 200_000
 
@@ -43,7 +43,7 @@ actions = st.one_of(
 
 
 def make(listed: list[tuple[Any, tuple[int, ...], int]], step: int, chance: np.random.Generator) -> tuple[Shards, bool]:
-    """Variables, cut in pieces along their first dimension where there are several parts, over as many shards."""
+    """Make variables, cut along their first dimension if they have several parts, spread over that many shards."""
     shards: Shards = [[("global_step", "", np.array(step, np.int64))]]
     for number, (dtype, shape, parts) in enumerate(listed):
         value = any_array(dtype, shape, chance)
@@ -84,7 +84,7 @@ def play(world: World, script: list[tuple[Any, ...]], chance: np.random.Generato
             case "kill the service":
                 world.kill_service_at(how[0])
             case "kill the trainer":
-                if how[1] == 5:  # in the middle of a snapshot
+                if how[1] == 5:  # die in the middle of a snapshot
                     world.capture([[("v", "", np.ones(100))]], False, "", torn=True)
                 world.kill_trainer()
                 for _ in range(how[1]):
@@ -127,7 +127,7 @@ def run_through(run: Any, plan: Any, top: Path, script: list[tuple[Any, ...]], s
             if by_tensorflow:
                 check_with_tensorflow(path, captured)
         if state is not None:
-            assert len(state.all_paths) <= 3  # what was restored from is kept for one turn longer
+            assert len(state.all_paths) <= 3  # the restored checkpoint is kept one turn longer
             assert state.latest == f"{world.plan.save_path}-{world.captured[world.newest].step}"
         assert world.recording.unseen == [], "the disk was changed past its gate"
     finally:

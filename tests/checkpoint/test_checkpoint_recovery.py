@@ -19,7 +19,7 @@ def shop(tmp_path: Path) -> Interrupted:
 
 
 def loop(path: Path) -> None:
-    """A file that nothing can be read of, and nothing be said of."""
+    """Make a file that can be neither read nor inspected."""
     path.unlink(missing_ok=True)
     path.symlink_to(path.name)
 

@@ -29,7 +29,7 @@ CHANGES = ("_write_pieces", "make_dirs", "remove", "remove_tree", "move")
 
 @dataclass
 class Place:
-    """A directory that is a URL, and the service's side of it."""
+    """A directory at a URL, and the service's side of it."""
 
     run: Any
     url: str
@@ -59,7 +59,7 @@ class Place:
         return sorted(tf.io.gfile.listdir(self.url))
 
     def check(self, to_come: int = -2) -> str:
-        """What a service that starts now finds: the acknowledged step, or the one that was to come, whole."""
+        """Check that a service that starts now finds the acknowledged step, or the next one, whole."""
         store = self.store()
         found = store.find_checkpoint(self.plan)
         assert (found.rejected, found.error) == ((), "")
@@ -186,7 +186,7 @@ def test_a_copied_directory_is_read_in_its_new_place(on_disk: Place, tmp_path: P
 
 @pytest.fixture
 def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseException], list[str]]]:
-    """Breaks at the change of that number; what is being written then is written by half."""
+    """Break at the change of that number. A write in progress is half done."""
 
     def install(at: int, error: BaseException) -> list[str]:
         made: list[str] = []
@@ -233,7 +233,7 @@ def test_a_save_interrupted_at_any_change_leaves_what_was_acknowledged(
         if len(made) < at:
             break
         step += 1
-        store = on_disk.store()  # as after a restart of the service
+        store = on_disk.store()  # as after a service restart
         on_disk.save(store, step, named)
         on_disk.check()
         assert [name for name in on_disk.names() if name.startswith(".") or name == "procsv-staging"] == []

@@ -25,7 +25,7 @@ KEEP = 9
 
 @pytest.fixture
 def other_machine(tmp_path: Path) -> Iterator[Run]:
-    """Another run, with directories of its own."""
+    """Return another run with its own directories."""
     paths = RunPaths(tmp_path / "other", tmp_path / "other-run", tmp_path / "other-shm")
     for path in (paths.logdir, paths.run_dir, paths.shm_dir):
         path.mkdir()
@@ -52,11 +52,11 @@ def test_a_run_that_was_superseded_saves_nothing_more_and_says_why(both: tuple[P
     assert (stock.newest_step, stock.top_sequence) == (1, 1 + SEQUENCES_SKIPPED), (
         "what the first has in the making is older"
     )
-    for store in (first, older.store()):  # a service of the run that is started again takes nothing back
+    for store in (first, older.store()):  # a restarted service of the older run takes nothing back
         with pytest.raises(RemoteFenced):
             older.save(store, 2)
     newer.save(second, 3)
-    newer.save(newer.store(), 4)  # nor is one of the second fenced off by its own run
+    newer.save(newer.store(), 4)  # nor is a restarted service of the second fenced off by its own run
     newer.check()
     assert newer.names() == sorted({*newer.names(), "checkpoint", WRITER})
 
@@ -72,7 +72,7 @@ def test_the_next_start_on_the_same_machine_takes_over_the_directory(both: tuple
 
 @pytest.fixture
 def standstill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], list[str]]:
-    """Before the change of that number something happens, which takes minutes."""
+    """Freeze before the change of that number while something happens that takes minutes."""
 
     def install(at: int, happens: Callable[[], None]) -> list[str]:
         made, is_inside = list[str](), list[bool]()
@@ -135,7 +135,7 @@ def test_a_restarted_service_still_knows_and_reports_the_directorys_previous_run
 ) -> None:
     older, newer = both
     older.save(older.store(), 1)
-    copy = SlotPool(newer.run.paths.shm_dir, older.run.id, TRAINER, 1)  # of its memory, from another machine
+    copy = SlotPool(newer.run.paths.shm_dir, older.run.id, TRAINER, 1)  # a copy of its memory from another machine
     copy.reserve(4000)
     newer.publish(copy, newer.plan, {"a": np.zeros(50, np.float32)}, 7, 70)
     copy.close()

@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 def keep(times: list[float], max_to_keep: int, every_n_hours: float = KEEP_NEVER_HOURS, since: float = 0.0) -> Any:
-    """Saves at each of `times`: what is listed, what is on disk, at the end."""
+    """Save at each of `times`. Return what is listed and what is on disk at the end."""
     listed: list[ListedCheckpoint] = []
     disk: list[str] = []
     next_keep = first_keep(since, every_n_hours)
@@ -61,7 +61,7 @@ def test_one_an_hour_is_kept_forever_to_the_second() -> None:
 
 
 def kept(*names: str) -> list[ListedCheckpoint]:
-    """A list; "other-…" is external, and each is as old as its number says."""
+    """Make a list. "other-…" is external, and each name's number is its age."""
     return [ListedCheckpoint(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
 
 
@@ -158,7 +158,7 @@ def test_retention_keeps_the_same_checkpoints_as_tensorflows_saver(
     max_to_keep, hours = (
         rng.choice([0, 1, 2, 4]),
         rng.choice([1.5, 2.0, 10_000.0]),
-    )  # longer than any pause: after one, it keeps all until it has caught up
+    )  # longer than any pause: after one, it keeps everything until it has caught up
     times = list(itertools.accumulate(rng.choice([60.0, 1200.0, 5000.0]) for _ in range(12)))
     clock = [0.0]
     with tf1.Graph().as_default(), tf1.Session() as session:

@@ -19,7 +19,7 @@ def shop(tmp_path: Path) -> Interrupted:
 
 
 def fail(shop: Interrupted, **changes: Any) -> None:
-    """A commit that fails at its last step: there is no such directory for its `checkpoint` file."""
+    """Let a commit fail at its last step: the directory of its `checkpoint` file does not exist."""
     with pytest.raises(FileNotFoundError):
         shop.commit(9, state_file=str(shop.logdir / "gone" / "checkpoint"), state_before=None, **changes)
 
@@ -64,7 +64,7 @@ def test_an_undo_interrupted_by_a_kill_or_a_power_loss_leaves_one_checkpoint_who
     with Recording(shop.logdir) as recording:
         shop.area.commit(staging, intent)
     renames = [op.path if op.what == "rename" else "" for op in recording.ops]
-    last = renames.index("checkpoint") + 1  # the call that fails
+    last = renames.index("checkpoint") + 1  # the failing call
     write_tree(shop.logdir, start)
     with (
         Recording(shop.logdir, fail_from=last, fail_count=1, error=errno.EIO) as failed,

@@ -25,7 +25,7 @@ SIZE = 1000
 
 
 class Program:
-    """What the program under supervision has: a session, and as many Savers as it likes."""
+    """The supervised program: it has a session and any number of Savers."""
 
     def __init__(self) -> None:
         self.graph = tf1.Graph()
@@ -55,7 +55,7 @@ def program() -> Iterator[Program]:
 
 @pytest.fixture
 def snapshot(run: Any, publish: Any) -> Callable[..., Durable]:
-    """Has the service save a snapshot of ours."""
+    """Let the service save a snapshot of ours."""
     pool = run.pool()
 
     def do(trainer: Any, sequence: int, step: int) -> Durable:
@@ -223,7 +223,7 @@ def test_row_48_a_directory_that_disappears_during_a_scan_is_reported_as_missing
     look = getattr(os, moment)
 
     def look_too_late(path: Any, *more: Any) -> Any:
-        monkeypatch.setattr(os, moment, look)  # removing looks, too
+        monkeypatch.setattr(os, moment, look)  # a removal looks, too
         shutil.rmtree(elsewhere)
         return look(path, *more)
 
@@ -281,7 +281,9 @@ def test_while_a_save_holds_the_lock_a_checkpoints_owner_may_still_change_and_a_
 def test_a_checkpoint_seen_just_before_its_manifest_was_written_keeps_its_owner(
     run: Any, store: Any, plan: Any, program: Program
 ) -> None:
-    """As a scan sees a checkpoint of ours between its files and its manifest: it would be external, and never go."""
+    """A scan between our checkpoint's files and its manifest would make it external, and it would
+    never be deleted.
+    """
     store.list_checkpoints(plan())
     saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
     (sighting,) = scan_directory(plan()).external

@@ -108,7 +108,7 @@ def session_of(build: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def read_shards(session: Any) -> tuple[list[list[tuple[str, str, Any]]], dict[str, str]]:
-    """What the graph's Saver would save, shard by shard."""
+    """Return what the graph's Saver would save, by shard."""
     ops = [op for op in session.graph.get_operations() if op.type == "SaveV2"]
     shards, dtypes = [], {}
     for op in ops:

@@ -36,7 +36,7 @@ def callbacks(wait: int = 1, loss: float = 0.5, start_time: float = 17.0) -> lis
 
 
 def read(values: dict[str, Any]) -> dict[str, Any]:
-    """As procsv reads a callback: each value comes after what it was at the beginning."""
+    """Read a callback as procsv does: each value follows its initial one."""
     kept = {name: (None, None, True, "", value) for name, value in values.items()}
     return {"kept": kept, "settings": {}, "files": {}}
 

@@ -24,7 +24,7 @@ os.execv(sys.executable, [sys.executable, "-m", "procsv.cli.main", *sys.argv[1:]
 
 
 def run_closed(run: RunFile, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command while the run's records are another user's, and closed."""
+    """Run a command while the run's records belong to another user and are unreadable."""
     if os.geteuid() == 0:
         os.chown(run.paths.home, STRANGER, STRANGER)
     run.paths.home.chmod(0o000)

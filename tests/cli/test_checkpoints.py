@@ -12,7 +12,7 @@ from tests.support.launched import procsv as command
 pytestmark = pytest.mark.fault
 
 
-# Its first state has its own checkpoint before there is another.
+# Its first state gets a checkpoint before there is another.
 TRAINS = """
 from tests.support.numpy_training import training
 

@@ -46,7 +46,7 @@ def procsv(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 
 def a_run(logdir: Path, **changes: object) -> RunFile:
-    """run.json in `logdir`, as a watchdog that is dead now would have left it."""
+    """Write run.json in `logdir` as a watchdog that is now dead would have left it."""
     paths = find_paths(logdir)
     me = identify(os.getpid())
     run = RunFile(
@@ -95,7 +95,7 @@ def test_help_is_fast() -> None:
         assert procsv("--help").returncode == 0
         return spent_s() - before_s
 
-    assert min(once() for _ in range(5)) < 0.3  # of a processor; the bar is 0.15 s on a machine that does nothing else
+    assert min(once() for _ in range(5)) < 0.3  # seconds of a processor; an idle machine needs 0.15 s
 
 
 def test_help_lists_every_command_with_the_commands_own_summary() -> None:
@@ -223,9 +223,9 @@ def test_status_has_every_promised_field(tmp_path: Path) -> None:
 
 
 def test_status_of_an_unresponsive_host_takes_less_than_a_second(tmp_path: Path) -> None:
-    """A watchdog that is stopped, say: the files answer."""
+    """For example a stopped watchdog: the files answer."""
     run = a_run(tmp_path)
-    me = identify(os.getpid())  # alive, and with a socket on which nobody answers
+    me = identify(os.getpid())  # alive, with a socket that nobody answers
     write_run(run.paths.run_json, msgspec.structs.replace(run, started=me.started), durable=False)
     import socket
 
@@ -235,7 +235,7 @@ def test_status_of_an_unresponsive_host_takes_less_than_a_second(tmp_path: Path)
         silent.listen()
         status = json.loads(procsv("status", str(tmp_path), "--json").stdout)
         took_s = []
-        for _ in range(3):  # without an interpreter's start; the machine may be busy with something else now and then
+        for _ in range(3):  # without the interpreter's start; take the fastest, because the machine may be busy
             begun_s = time.monotonic()
             read_status(find_run(str(tmp_path)))
             took_s.append(time.monotonic() - begun_s)
@@ -293,7 +293,7 @@ def test_a_moved_logdir_is_read_in_its_new_place(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 def test_the_command_line_runs_a_whole_training(tmp_path: Path) -> None:
-    """Launched, looked at, refused to a second, stopped; the launch keeps its pid through the exec."""
+    """Launch, status, a refused second launch, stop. The launch keeps its pid through the exec."""
     program = tmp_path / "train.py"
     program.write_text("import sys, threading; print('begun', sys.argv[1:], flush=True); threading.Event().wait()\n")
     launch = [sys.executable, "-m", "procsv.cli.main", "launch", "--grace", "4s", "--logdir", "logdir"]
@@ -338,7 +338,7 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
         pause.wait(0.02)
 
     status = json.loads(procsv("status", "logdir", "--json", cwd=tmp_path).stdout)
-    while not status["processes"]:  # from the files: on a busy machine the watchdog may not answer within the second
+    while not status["processes"]:  # from the files: on a busy machine the watchdog may take longer than the second
         assert time.monotonic() < deadline_s
         status = json.loads(procsv("status", "logdir", "--json", cwd=tmp_path).stdout)
     assert (status["running"], status["pid"]) == (True, process.pid)
@@ -349,7 +349,7 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     for words in (f"process {process.pid}", "procsv status", "procsv stop", "since 20"):
         assert words in second.stderr
     shutil.copytree(tmp_path / "logdir", tmp_path / "copy")
-    for command in ("status", "stop", "report"):  # of a copy: the run of the other is none of its own
+    for command in ("status", "stop", "report"):  # in a copy, the other run is not its own
         done = procsv(command, "copy", cwd=tmp_path)
         assert "no run" in done.stdout or "interrupted" in done.stdout
     assert process.poll() is None

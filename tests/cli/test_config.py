@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Start]:
-    """In an empty directory with a train.py, where launch stops short of the exec: what it would have started."""
+    """Return what launch would have started, in an empty directory with a train.py. It stops short of the exec."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     starts: list[Start] = []
@@ -186,7 +186,7 @@ def test_a_variable_for_an_unknown_launch_option_is_refused_with_the_nearest_one
     assert isinstance(error, UserError)
     assert "PROCSV_LAUNCH_MAX_FAILURES" in str(error)
     monkeypatch.delenv("PROCSV_LAUNCH_MAXFAILURES")
-    monkeypatch.setenv("PROCSV_LAUNCH_FAULT", "kill trainer at step 5")  # an option that cannot stand there
+    monkeypatch.setenv("PROCSV_LAUNCH_FAULT", "kill trainer at step 5")  # an option that cannot be set there
     assert isinstance(run("train.py"), UserError)
     assert not made
 

@@ -21,7 +21,7 @@ COMMANDS = (("stop",), ("stop", "--now"), ("preempt", "--grace", "1s"), ("restar
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that is of no run."""
+    """A process of ours that belongs to no run."""
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     yield process
     process.kill()

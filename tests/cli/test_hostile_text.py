@@ -22,7 +22,7 @@ MARKUP = "[/b] /job:localhost/replica:0 [red]"
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """Of a run whose every text is hostile."""
+    """Make the logdir of a run whose every text is hostile."""
     text = f"{MARKUP}{TITLE}"
     ended = LastExit(code=1, signal=None, cause="exception", evidence=f"ValueError: {text}", step=3)
     run = a_run(tmp_path / "l", target=f"train{text}.py", args=(f"--tag={text}",), last_exit=ended, save_error=text)
@@ -49,7 +49,7 @@ def test_row_42_every_command_shows_hostile_text_as_text(logdir: Path, command: 
 
 
 def on_a_terminal(*command: str) -> bytes:
-    """What `command` writes to a terminal."""
+    """Return what `command` writes to a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT)
     os.close(theirs)
@@ -63,7 +63,7 @@ def read_terminal(fd: int) -> bytes:
     try:
         while data := os.read(fd, 65536):
             said += data
-    except OSError:  # nobody has the other end any more
+    except OSError:  # the other end is closed
         pass
     os.close(fd)
     return said

@@ -49,7 +49,7 @@ def logs(run: Run, *options: str) -> list[str]:
 
 @contextmanager
 def follower(run: Run, *options: str) -> Iterator[IO[str]]:
-    """What `procsv logs -f` shows; it ends with the run, which the test has ended."""
+    """Return what `procsv logs -f` shows until the test ends the run."""
     argv = [sys.executable, "-m", "procsv", "logs", str(run.logdir), "-f", *options]
     with subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -126,7 +126,8 @@ def test_following_shows_each_restart_with_its_cause(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run, follower(run, "-n", "1", "--all") as shown:
         assert next(line for line in shown if "begun" in line)
         os.kill(run.pid("trainer"), 9)
-        # A log is there before the start of its attempt is noted, without which the separator has no time.
+        # A log exists before its attempt's start is journaled, and until then the separator has no
+        # time.
         separator = next(line for line in shown if "── trainer 3" in line)
         assert separator.startswith("── trainer 2 ")
         assert "SIGKILL" in separator

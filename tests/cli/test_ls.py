@@ -32,7 +32,7 @@ def alive() -> dict[str, float]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Three runs that have ended, in three places, and one that is active."""
+    """Make three ended runs in three places and an active one."""
     now_s = SystemClock().wall()
     a_run(tmp_path / "runs" / "old", started_at=now_s - 400, state="done", ended_at=now_s - 310, exit_code=0, step=50)
     a_run(tmp_path / "mine", started_at=now_s - 300)

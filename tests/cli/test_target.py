@@ -19,7 +19,9 @@ BOOM = "raise SystemExit('user code was imported')\n\ndef main(): ...\n"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A package whose every __init__ would stop us, a namespace package, a script, a directory and a zip that run."""
+    """Make a package whose every __init__ would stop us, a namespace package, a script, a directory
+    and a zip that run.
+    """
     (tmp_path / "pkg" / "inner").mkdir(parents=True)
     (tmp_path / "pkg" / "__init__.py").write_text(BOOM + "class Trainer: ...\n")
     (tmp_path / "pkg" / "inner" / "__init__.py").write_text(BOOM)

@@ -10,7 +10,7 @@ from pathlib import Path
 from procsv.base import exit_codes
 
 ROOT = Path(__file__).parents[2]
-# A filter of seccomp(2): of the system call with this number nothing but EPERM comes back; all others are allowed.
+# A seccomp(2) filter: the system call with this number fails with EPERM; all others are allowed.
 FORBIDDING = """
 import ctypes, struct, sys
 PIDFD_OPEN, EPERM = 434, 1

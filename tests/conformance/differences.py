@@ -59,14 +59,14 @@ class Kind:
 
     name: str
     Supervisor: Callable[..., Any]
-    train: Any  # where the other names are
+    train: Any  # the module with the other names
 
     @property
     def without_snapshots(self) -> dict[str, Any]:
-        """Arguments with which a monitored session keeps nothing between two checkpoints."""
+        """Return arguments with which a monitored session keeps nothing between two checkpoints."""
         return {"snapshot_secs": None} if self.name == "procsv" else {}
 
     def differs(self, name: str) -> bool:
-        """Whether this is our class, for a behaviour that is listed."""
+        """Return whether this is our class, for a listed behaviour."""
         assert name in DIFFERENCES
         return self.name == "procsv"

@@ -25,7 +25,7 @@ class Model:
 
 
 def look_op() -> tuple[threading.Event, Any]:
-    """What a worker looks at to know which variables are not there yet, and the event of its first look."""
+    """Return a worker's op that finds uninitialized variables, and the event of its first run."""
     has_looked = threading.Event()
 
     def look(missing: Any) -> Any:
@@ -48,7 +48,7 @@ def events(logdir: Path) -> list[Any]:
 
 
 def said(event: Any) -> str:
-    """One word for an event."""
+    """Return one word for an event."""
     what = event.WhichOneof("what")
     if what == "session_log":
         return str(tf1.SessionLog.SessionStatus.Name(event.session_log.status))
@@ -56,16 +56,16 @@ def said(event: Any) -> str:
 
 
 def listed(logdir: Path) -> tuple[str, list[str]]:
-    """The `checkpoint` file: the latest, and all."""
+    """Return the `checkpoint` file: the latest, and all."""
     state = tf.train.get_checkpoint_state(str(logdir))
     return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
 
 
 def has_checkpoint(logdir: Path, name: str) -> Callable[[], bool]:
-    """Whether `name` is the latest one."""
+    """Return a check for whether `name` is the latest checkpoint."""
     return lambda: (logdir / "checkpoint").exists() and listed(logdir)[0] == str(logdir / name)
 
 
 def saved(logdir: Path, key: str) -> Any:
-    """The value of a variable in the latest checkpoint."""
+    """Return a variable's value in the latest checkpoint."""
     return tf.train.load_checkpoint(str(logdir)).get_tensor(key)

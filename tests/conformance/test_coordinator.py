@@ -22,7 +22,7 @@ def coord(kind: Kind) -> Any:
 
 
 def _fail(coord: Any, error: BaseException) -> None:
-    """Reports `error` as its handler would."""
+    """Report `error` as its handler would."""
     try:
         raise error
     except BaseException as caught:  # noqa: BLE001  handed on

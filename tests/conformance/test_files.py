@@ -53,7 +53,7 @@ def test_events_are_written_in_this_order(kind: Kind, tmp_path: Path) -> None:
     Model()
     supervisor = kind.Supervisor(logdir=str(tmp_path))
     rate = [] if kind.differs("no rate without steps") else ["global_step/sec"]
-    services = ["CHECKPOINT", *rate, "value"]  # a thread each, in any order
+    services = ["CHECKPOINT", *rate, "value"]  # one thread each, in any order
     with supervisor.managed_session():
         wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))
         for word in services:
@@ -214,7 +214,7 @@ def test_the_next_session_has_its_own_file_unless_the_writer_stays_open(kind: Ki
                 with supervisor.managed_session(close_summary_writer=closes):
                     pass
                 if closes:
-                    _wait_for_the_next_second()  # TensorFlow's writers collide within one
+                    _wait_for_the_next_second()  # TensorFlow's writers collide within a second
             supervisor.summary_writer.close()
         assert len(list((tmp_path / name).glob("events.out*"))) == files
         words = list(map(said, events(tmp_path / name)))
@@ -312,7 +312,7 @@ def test_a_restored_checkpoint_is_not_written_again_at_the_start_of_a_session(ki
             if not kind.differs("no rewriting at the start"):
                 wait_for(lambda: (tmp_path / "model.ckpt-0.index").stat().st_mtime_ns != before)
             assert session.run(model.step) == 0
-    if kind.differs("no rewriting at the start"):  # what is in memory at the end is saved, as any last state
+    if kind.differs("no rewriting at the start"):  # the memory at the end is saved, as every last state
         saves = [
             entry for entry in read_journal(find_paths(tmp_path).journal) if entry["event"] == "checkpoint_durable"
         ]

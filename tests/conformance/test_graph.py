@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 
 
 def _trained(supervisor_class: Any, logdir: Path) -> tuple[Any, Any]:
-    """The graph after a session, and its supervisor; the user's own save has left step 1 in `logdir`."""
+    """Return the graph after a session, and its supervisor. The user's own save has left step 1 in `logdir`."""
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
         value = tf1.get_variable("value", [3])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 
 class Read(SaveableObject):
-    """What a Saver saves of a variable: `value`, however that is read."""
+    """What a Saver saves for a variable: `value`, however it is read."""
 
     def __init__(self, variable: Any, value: Any) -> None:
         super().__init__(value, [SaveSpec(value, "", variable.op.name)], variable.op.name)
@@ -34,10 +34,10 @@ class Read(SaveableObject):
 
 
 class SlowReading:
-    """A variable that takes long to read (it is on another machine, say): until two steps have ended meanwhile, if any can."""
+    """A variable that is slow to read, as on another machine: the read waits for two more steps if they can run."""
 
     def __init__(self, limit_s: float) -> None:
-        self.steps = 0  # that have ended
+        self.steps = 0  # finished steps
         self.is_over = False
         self._limit_s = limit_s
 
@@ -67,7 +67,8 @@ def test_a_checkpoint_holds_the_state_of_one_step(kind: Kind, tmp_path: Path) ->
         reading.steps += 1
         return len(saver.last_checkpoints) >= 3
 
-    # A pool of the session's own: with as few threads as there are cores, one core would save and train in turns.
+    # The session gets its own thread pool: on one core, a default pool would save and train in
+    # turns.
     config = tf1.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
     with supervisor.managed_session(config=config) as session:
         wait_for(lambda: has_seen_enough(session))
@@ -113,7 +114,7 @@ def test_a_graph_is_written_once(kind: Kind, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def parameter_server(elsewhere: Path) -> Iterator[Any]:
-    """The chief's server, in this process, and one in a process of its own, to which a relative path is another file."""
+    """Start the chief's server in this process and one in another, where a relative path is another file."""
     held = contextlib.ExitStack()
     ports = hold_ports(held)
     cluster = {"chief": [f"localhost:{ports[0]}"], "ps": [f"localhost:{ports[1]}"]}
@@ -155,7 +156,7 @@ def test_a_parameter_server_that_shares_no_files_has_its_shards_saved(
             train_a_step()
             assert (saved(here / "logdir", "weights") == 2).all()
             assert saved(here / "logdir", "global_step") == 1
-            train_a_step()  # the server's restore op finds no file there
+            train_a_step()  # the server's restore op does not find the file
             assert (saved(here / "logdir", "weights") == 3).all()
             assert saved(here / "logdir", "global_step") == 2
         else:

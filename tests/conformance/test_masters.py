@@ -54,7 +54,7 @@ def test_a_worker_finds_a_chief_that_starts_a_moment_later(kind: Kind) -> None:
         assert session.run(worker.ready_op).size == 0
         session.close()
         worker.stop()
-    else:  # it looks once, and its next look would come too late
+    else:  # it polls once, and its next poll would come too late
         with pytest.raises(tf.errors.DeadlineExceededError):
             worker.prepare_or_wait_for_session(server.target, max_wait_secs=20)
     chief.join()
@@ -87,7 +87,9 @@ def test_a_chief_and_a_worker_train_the_same_model_on_a_server(kind: Kind, tmp_p
 
 
 def _work(kind: Kind, target: str, build: Any) -> int:
-    """Two steps of a worker; it initializes what is its own, starts its queue runners, and has no services."""
+    """Train two steps in a worker. It initializes its own variables, starts its queue runners and
+    has no services.
+    """
     with tf.Graph().as_default():
         _, train = build()
         local = tf1.get_variable("own", initializer=3.0, collections=[tf1.GraphKeys.LOCAL_VARIABLES], trainable=False)
@@ -97,7 +99,9 @@ def _work(kind: Kind, target: str, build: Any) -> int:
         worker = kind.Supervisor(is_chief=False, recovery_wait_secs=1, init_op=tf.no_op())
         before = threading.active_count()
         with worker.managed_session(target) as session:
-            assert threading.active_count() <= before + 2 + 1  # the queue runner's two, and what feeds its close
+            assert (
+                threading.active_count() <= before + 2 + 1
+            )  # the queue runner's two, and the one that runs its close op
             assert session.run(local) == 3.0
             assert session.run(get) == 1.0
             session.run(train)
@@ -111,7 +115,7 @@ def test_a_worker_waits_until_the_chief_has_initialized_what_it_does_not(kind: K
         with tf.Graph().as_default():
             with tf.device("/job:localhost"):
                 shared = tf1.get_variable(f"shared_{kind.name}", initializer=2.0, use_resource=False)
-                # By a name of its own: chief and worker have the same device here.
+                # By its own name: chief and worker have the same device here.
                 own = tf1.get_variable(
                     f"own_{is_chief}_{kind.name}",
                     initializer=shared.initialized_value() * 10 if is_chief else shared * 10,

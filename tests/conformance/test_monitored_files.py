@@ -45,7 +45,7 @@ def train(session: Any, model: Model, steps: int) -> None:
 
 
 def steps_of(logdir: Path) -> list[int]:
-    """Of the checkpoints that are listed."""
+    """Return the steps of the listed checkpoints."""
     return [int(path.rpartition("-")[2]) for path in listed(logdir)[1]]
 
 
@@ -93,7 +93,7 @@ def test_a_session_restores_the_newest_checkpoint(kind: Kind, tmp_path: Path) ->
     before = (tmp_path / "model.ckpt-3.index").stat().st_mtime_ns
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **kind.without_snapshots) as session:
         assert session.run(model.step) == session.run(model.value) == 3
-    if kind.differs("no rewriting at the start"):  # what is in memory at the end may be saved then
+    if kind.differs("no rewriting at the start"):  # the memory at the end may be saved then
         saves = [
             entry for entry in read_journal(find_paths(tmp_path).journal) if entry["event"] == "checkpoint_durable"
         ]
@@ -101,7 +101,9 @@ def test_a_session_restores_the_newest_checkpoint(kind: Kind, tmp_path: Path) ->
         assert {entry["reason"] for entry in saves if entry["trainer"] == 2} <= {"final"}
     else:
         assert (tmp_path / "model.ckpt-3.index").stat().st_mtime_ns != before
-    with kind.train.SingularMonitoredSession(checkpoint_dir=str(tmp_path)) as session:  # nothing is saved, all restored
+    with kind.train.SingularMonitoredSession(
+        checkpoint_dir=str(tmp_path)
+    ) as session:  # saves nothing, restores everything
         train(session, model, 2)
     assert steps_of(tmp_path) == [0, 3]
 
@@ -168,7 +170,7 @@ def test_a_diverged_model_is_not_saved(kind: Kind, tmp_path: Path) -> None:
 
 
 class Listener(tf1.train.CheckpointSaverListener):  # type: ignore[name-defined]  # tensorflow is untyped
-    """Saves another value than the one that is trained, and looks at the files."""
+    """Saves another value than the trained one, and checks the files."""
 
     def __init__(self, model: Model, logdir: Path) -> None:
         self.model, self.logdir, self.said = model, logdir, [""]
@@ -235,7 +237,7 @@ def test_what_a_hook_does_after_a_step_belongs_to_that_step(kind: Kind, tmp_path
     with kind.train.MonitoredTrainingSession(
         checkpoint_dir=str(tmp_path), save_checkpoint_steps=2, hooks=[Afterwards(model)]
     ) as session:
-        train(session, model, 2)  # and no call after it: the hook would change what is at step 2
+        train(session, model, 2)  # and no call after it: the hook would change the value at step 2
     assert tf.train.load_checkpoint(str(tmp_path / "model.ckpt-2")).get_tensor("weight") == (
         6 if kind.differs("whole calls") else 3
     )
@@ -294,13 +296,13 @@ def test_events_come_in_order(kind: Kind, tmp_path: Path) -> None:
     assert [f for f in found if "graph" in f[0]] == graphs * (1 if kind.differs("graphs once") else 2)
     assert [f for f in found if f[0] == "CHECKPOINT"] == [("CHECKPOINT", 0), ("CHECKPOINT", 12)]
     assert [f for f in found if f[0] == "START"] == [("START", 1)]
-    assert next(step for what, step in found if what == "value") == 1  # later steps are read beside their update
+    assert next(step for what, step in found if what == "value") == 1  # later steps are read during their update
     assert next(step for what, step in found if what == "global_step/sec") == 6
     assert found.index(("START", 1)) < found.index(("value", 1))
     with kind.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:
         train(session, model, 1)
     starts = [e.step for e in all_events(tmp_path) if said(e) == "START"]
-    # TensorFlow's second file of the same second takes the place of the first.
+    # TensorFlow's second file within a second replaces the first.
     assert starts in ([[1, 12, 13]] if kind.differs("marks at the start") else [[13], [1, 13]])
 
 

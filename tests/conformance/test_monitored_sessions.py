@@ -20,7 +20,7 @@ class Mishap(Exception):
 
 
 class Recorder(tf1.train.SessionRunHook):  # type: ignore[name-defined]  # tensorflow is untyped
-    """Says what is called; `at` names a call at which it does something once."""
+    """Records its calls. `at` names a call at which it acts once."""
 
     def __init__(self, name: str, said: list[str], at: str = "", does: Callable[..., None] | None = None) -> None:
         self.name, self.said, self.at, self.does = name, said, at, does
@@ -254,7 +254,7 @@ def test_a_lost_connection_recreates_the_session_and_repeats_the_run(
     train = tf1.assign_add(step, 1)
     with kind.train.MonitoredSession(hooks=[hook]) as session:
         first = session._coordinated_creator.tf_sess
-        assert session.run(train) == 1  # the first went with its session
+        assert session.run(train) == 1  # the first one is gone with its session
         assert session._coordinated_creator.tf_sess is not first
         assert session.run(train) == 2
     anew = ["after_create_session", "before_run", "after_run"]
@@ -349,7 +349,7 @@ def test_a_worker_finds_a_chief_that_starts_a_moment_later(kind: Kind) -> None:
     if kind.differs("quick waiting"):
         with kind.train.MonitoredTrainingSession(**arguments) as session:
             assert session.run(scaffold.ready_op).size == 0
-    else:  # it looks once, and its next look would come too late
+    else:  # it polls once, and its next poll would come too late
         with pytest.raises(tf.errors.DeadlineExceededError):
             kind.train.MonitoredTrainingSession(**arguments)
     chief.join()

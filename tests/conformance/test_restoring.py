@@ -18,7 +18,7 @@ QUIET = {"save_summaries_secs": 0, "save_model_secs": 600}
 
 
 def leave(logdir: Path, steps: int) -> None:
-    """Checkpoints of plain TensorFlow at steps 1, 2, …"""
+    """Write checkpoints with plain TensorFlow at steps 1, 2, …"""
     with tf.Graph().as_default():
         model = Model()
         saver = tf1.train.Saver()
@@ -30,7 +30,7 @@ def leave(logdir: Path, steps: int) -> None:
 
 
 def begun(kind: Kind, logdir: Path, **options: Any) -> int:
-    """The step that a session begins with."""
+    """Return the step at which a session starts."""
     with tf.Graph().as_default():
         model = Model()
         with kind.Supervisor(logdir=str(logdir), **{**QUIET, **options}).managed_session() as session:
@@ -148,7 +148,7 @@ def test_a_session_can_wait_for_a_checkpoint(kind: Kind, tmp_path: Path) -> None
     writer = threading.Timer(0.5, leave, args=(tmp_path, 2))
     writer.start()
     session = supervisor.prepare_or_wait_for_session(wait_for_checkpoint=True, max_wait_secs=60)
-    assert session.run(model.step) in (1, 2)  # whichever was there first
+    assert session.run(model.step) in (1, 2)  # whichever comes first
     supervisor.stop()
     session.close()
     writer.join()
@@ -159,7 +159,7 @@ def test_waiting_for_a_checkpoint_ends_at_the_time_limit(kind: Kind, tmp_path: P
     supervisor = kind.Supervisor(logdir=str(tmp_path), recovery_wait_secs=0.1, **QUIET)
     session = supervisor.prepare_or_wait_for_session(wait_for_checkpoint=True, max_wait_secs=0.3)
     assert session.run(model.step) == 0
-    wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))  # by a thread, which saves nothing once it is stopped
+    wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))  # a thread saves it, which saves nothing once it is stopped
     supervisor.stop()
     session.close()
     assert listed(tmp_path)[0] == str(tmp_path / "model.ckpt-0")

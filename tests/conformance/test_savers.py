@@ -64,7 +64,7 @@ def _with_the_place_in_the_input(model: dict[str, Any]) -> Any:
 
 
 class _SavesItsOwnWay(tf1.train.Saver):  # type: ignore[name-defined]  # tensorflow is untyped
-    """Its `save` takes only what TensorFlow's classes pass."""
+    """A saver whose `save` accepts only the arguments that TensorFlow's classes pass."""
 
     def save(self, sess: Any, save_path: str, global_step: Any = None) -> Any:
         return super().save(sess, save_path, global_step=global_step)
@@ -73,7 +73,7 @@ class _SavesItsOwnWay(tf1.train.Saver):  # type: ignore[name-defined]  # tensorf
 @dataclass
 class Case:
     make: Callable[[dict[str, Any]], Any]
-    kept: int | None  # checkpoints that are left at the end; None: all that there were
+    kept: int | None  # checkpoints left at the end; None: all of them
     in_list: int
     way: str = SLOTS
     names: Callable[[int], str] = field(default=lambda step: f"model.ckpt-{step}")
@@ -124,7 +124,7 @@ def test_tensorflow_restores_the_saved_files(
 
     assert Path(listed(tmp_path)[0]).name == case.names(last)
     assert len(listed(tmp_path)[1]) == case.in_list
-    if case.kept is None:  # but for the first: time is counted from there
+    if case.kept is None:  # except for the first: time counts from there
         assert len(_left(tmp_path)) >= len(ever) - 1
     else:
         assert _left(tmp_path) == {Path(path).name for path in listed(tmp_path)[1]}

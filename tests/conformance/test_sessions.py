@@ -20,14 +20,14 @@ class Mishap(Exception):
 
 @pytest.fixture
 def supervisor(kind: Kind) -> Any:
-    """One without logdir: most ways out have nothing to do with files."""
+    """Return one without a logdir: most ways out do not involve files."""
     tf1.train.get_or_create_global_step()
     return kind.Supervisor(stop_grace_secs=20)
 
 
 @contextlib.contextmanager
 def thread_that(supervisor: Any, does: Any) -> Iterator[threading.Thread]:
-    """Runs `does` under the supervisor's eyes, and waits until it has ended."""
+    """Run `does` in a thread that the supervisor watches, and wait until it has ended."""
 
     def run() -> None:
         with supervisor.stop_on_exception():
@@ -219,7 +219,7 @@ def test_a_thread_blocked_in_the_session_is_freed(kind: Kind) -> None:
     queue = tf.queue.FIFOQueue(1, [tf.float32])
     get = queue.dequeue()
     differs = kind.differs("blocked threads")
-    supervisor = kind.Supervisor(stop_grace_secs=60 if differs else 2)  # TensorFlow's class waits it out
+    supervisor = kind.Supervisor(stop_grace_secs=60 if differs else 2)  # TensorFlow's class waits for all of it
     expected = contextlib.nullcontext() if differs else pytest.raises(RuntimeError, match="threads still running")
     is_blocked = threading.Event()
 

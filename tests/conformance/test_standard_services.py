@@ -52,7 +52,7 @@ def test_the_first_rate_of_a_start_counts_only_its_own_steps(kind: Kind, tmp_pat
             return bool(rates())
 
         wait_for(has_rate)
-    # TensorFlow's class says 0.0 where its thread looks before the first step has ended.
+    # TensorFlow's class reports 0.0 if its thread looks before the first step has ended.
     assert rates()[0] > 0.0 or not kind.differs("no rate without steps")
 
 

@@ -17,7 +17,7 @@ class Mishap(Exception):
 
 @pytest.fixture
 def supervisor(kind: Kind) -> Any:
-    """One without logdir: most ways out have nothing to do with files."""
+    """Return one without a logdir: most ways out do not involve files."""
     tf1.train.get_or_create_global_step()
     return kind.Supervisor(stop_grace_secs=20)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.support.launched import NEWS_S_MAX, background
 
 pytestmark = pytest.mark.fault
-ENDS_S_MAX = 300.0  # of an hour's grace, which TensorFlow's class waits out where a thread is blocked
+ENDS_S_MAX = 300.0  # far below an hour's grace, which TensorFlow's class spends on a blocked thread
 
 PROGRAM = """
 import json, signal, sys, threading, time
@@ -133,7 +133,7 @@ class Program(NamedTuple):
     errors: Path
 
     def said(self) -> list[object]:
-        """The next line."""
+        """Return the next line."""
         line = self.output.readline()
         assert line, self.errors.read_text()
         said = json.loads(line)
@@ -143,7 +143,7 @@ class Program(NamedTuple):
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[dict[str, Program]]:
-    """One process for each mode, all at once."""
+    """Start one process for each mode, all at once."""
     with contextlib.ExitStack() as stack:
         started = {}
         for mode, switch in MODES.items():

@@ -157,7 +157,7 @@ def test_a_killed_writer_leaves_whole_lines_except_for_its_last(path: Path) -> N
     with running(source, path) as program:
         program.wait_said("writing")
         program.kill()
-    whole = path.read_bytes().count(b"\n")  # a write ends where the kill finds it: between two pages, within the line
+    whole = path.read_bytes().count(b"\n")  # the kill may end a write between two pages, within the line
     numbers = [line["incarnation"] for line in read_journal(path)]
     assert numbers == list(range(whole))
     assert whole > 50
@@ -207,7 +207,7 @@ def test_a_reader_that_reads_repeatedly_sees_the_same_as_one_that_reads_once(tmp
         assert reader.lines() == list(read_lines(path)), number
     reader.lines().clear()
     assert [line.time for line in reader.lines()] == [1.0, 2.0, 3.0, 4.0, 5.0]
-    path.write_bytes(line % 7 + b"\n")  # its directory was deleted, and the run has begun another one
+    path.write_bytes(line % 7 + b"\n")  # its directory was deleted, and the run has begun another file
     assert [line.time for line in reader.lines()] == [7.0]
     path.unlink()
     assert reader.lines() == []
@@ -226,7 +226,7 @@ def test_a_stale_journal_is_reopened_and_reports_what_its_filesystem_lost(stale_
 
     whole = path.stat().st_size
     stale_files.make_stale()
-    os.truncate(path, whole - 20)  # what was written, and has not come to the server
+    os.truncate(path, whole - 20)  # written, but not yet on the server
     append(journal, "spawned", TRAINER, 4)
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 4]
     assert len(said) == 1

@@ -26,7 +26,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def lay_out(paths: RunPaths) -> None:
-    """Everything that a run makes, as it makes it."""
+    """Create everything that a run creates, in the way that it does."""
     clock = FakeClock()
     for socket in (paths.control_socket, paths.service_socket(CHECKPOINT), paths.service_socket(SUMMARY)):
         socket.touch()
@@ -37,7 +37,7 @@ def lay_out(paths: RunPaths) -> None:
     HeartbeatWriter(paths.heartbeat(TRAINER, 3)).close()
     for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0"), paths.run_dir / "caches.trainer.json"):
         path.touch()
-        path.with_name(f".{path.name}.new").touch()  # killed within replace_file
+        path.with_name(f".{path.name}.new").touch()  # left by a kill within replace_file
     pool = SlotPool(paths.shm_dir, RUN, TRAINER, 3)
     pool.reserve(1000)
     pool.close()

@@ -53,7 +53,7 @@ def a_lease(**changes: Any) -> Lease:
 @pytest.mark.parametrize(
     ("place", "has_lock", "is_alive", "standing"),
     [
-        (HERE, True, True, LeaseStanding.FREE),  # as the lock tells: the process has let go of the logdir, and goes on
+        (HERE, True, True, LeaseStanding.FREE),  # the lock shows it: the process has released the logdir and lives on
         (HERE, True, False, LeaseStanding.FREE),
         (HERE, False, True, LeaseStanding.IN_USE),
         (HERE, False, False, LeaseStanding.FREE),
@@ -126,7 +126,7 @@ def test_a_lease_has_times_that_can_be_printed(paths: RunPaths, since: float, is
 
 def test_a_leases_age_is_measured_by_the_clock_of_its_filesystem(paths: RunPaths) -> None:
     file = LeaseFile(paths)
-    (paths.home / f".lease.{os.getpid()}.probe").touch()  # of one that was killed
+    (paths.home / f".lease.{os.getpid()}.probe").touch()  # left by a killed process
     file.create(OURS)
     assert file.age_s() < 60.0
     written = paths.lease.stat().st_mtime
@@ -238,7 +238,7 @@ def test_row_68_a_holder_that_freezes_before_any_call_takes_nothing_back_from_it
 
 
 def replace(file: LeaseFile) -> None:
-    """As who has looked just before."""
+    """Replace the lease as a process that has just read it."""
     with contextlib.suppress(Fenced):
         file.replace(OURS)
 

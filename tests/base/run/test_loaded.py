@@ -28,7 +28,7 @@ from procsv.base.run.run_id import make_id
 
 
 def record(home: Path, *more: Path) -> LoadedModules:
-    """Of a program with two files in its directory, and others elsewhere."""
+    """Return the record of a program with two files in its directory and others elsewhere."""
     home.mkdir(parents=True)
     (home / "train.py").write_text("import model\n")
     (home / "model.py").write_text("RATE = 0.1\n")
@@ -90,7 +90,7 @@ COMMAND = ("python", "3", "train.py")
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[RunPaths]:
-    """A logdir in which a launch has left what its program had imported."""
+    """Make a logdir in which a launch has left the list of its program's imports."""
     program = tmp_path / "train.py"
     program.touch()
     (tmp_path / "run" / "procsv").mkdir(parents=True)

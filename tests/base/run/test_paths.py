@@ -185,7 +185,7 @@ def test_a_logdir_that_is_a_url_has_the_same_local_home_wherever_it_is_used(
 def test_a_url_as_logdir_without_a_home_names_the_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    done = subprocess.run(  # of a user that no file lists, who has no home
+    done = subprocess.run(  # for a user that no file lists and who has no home
         [sys.executable, "-c", NO_HOME], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
     )
     assert "HOME" in done.stdout

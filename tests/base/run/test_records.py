@@ -30,7 +30,7 @@ def mode(path: Path) -> int:
 def test_row_44_records_belong_to_the_owner_alone_unless_the_group_is_allowed(
     paths: RunPaths, group_readable: bool, directories: int, files: int
 ) -> None:
-    paths.home.mkdir(mode=0o755)  # as an earlier procsv, or a person, has made it
+    paths.home.mkdir(mode=0o755)  # as made by an earlier procsv or a person
     make_home(paths, group_readable=group_readable)
     os.close(open_record(paths.log(TRAINER, 1), os.O_WRONLY | os.O_APPEND))
     Journal(paths.journal, SystemClock()).close()

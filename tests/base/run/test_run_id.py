@@ -64,7 +64,7 @@ def test_launches_that_start_at_the_same_time_get_one_id(tmp_path: Path) -> None
 
 def test_a_directory_that_was_deleted_under_its_run_leads_to_it_again(tmp_path: Path) -> None:
     ours = make_paths(tmp_path)
-    ours.home.rename(tmp_path / "gone")  # as long as that is there, no other directory has its inode
+    ours.home.rename(tmp_path / "gone")  # while it exists, no other directory gets its inode
     assert not has_name(ours)
     make_id(ours.home)
     assert not has_name(ours)

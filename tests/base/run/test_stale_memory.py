@@ -116,7 +116,7 @@ def test_an_unreadable_namespace_is_never_ours() -> None:
 
 # -- swept -----------------------------------------------------------------------------------------------------
 class Killed:
-    """What a killed run has left: a runtime directory, and shared memory with a snapshot."""
+    """The leftovers of a killed run: a runtime directory and shared memory with a snapshot."""
 
     def __init__(self, root: Path, name: str) -> None:
         home = root / "logdirs" / name / "procsv"
@@ -307,7 +307,7 @@ def test_the_path_of_a_living_run_whose_logdir_was_deleted_is_claimed(tmp_path: 
 
 
 def test_memory_that_a_process_elsewhere_holds_is_not_taken(tmp_path: Path, killed: Killed) -> None:
-    """Two containers with one URL for a logdir, say: neither sees the other's processes or files."""
+    """For example two containers with one URL as logdir: neither sees the other's processes or files."""
     waits = list[float]()
     with holding(killed.paths.shm_dir):
         held = HeldDirectory(killed.paths.shm_dir)

@@ -43,7 +43,9 @@ def test_a_number_that_another_process_has_just_taken_is_skipped(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_term(paths, _term("a"))
-    monkeypatch.setattr("procsv.base.run.terms._numbers", lambda directory: [])  # as before the other was there
+    monkeypatch.setattr(
+        "procsv.base.run.terms._numbers", lambda directory: []
+    )  # as listed before the other one was written
 
     assert write_term(paths, _term("b")).number == 2
 
