@@ -45,7 +45,7 @@ def sight(top: Path) -> Sight:
 
 
 def is_of_files(told: str) -> bool:
-    return not told.startswith(tuple(OF_PROCESSES))  # those are this test's own, which is no watchdog
+    return not told.startswith(tuple(OF_PROCESSES))  # those are this test's own, and it is not a watchdog
 
 
 def make(top: Path, name: str, much: int) -> None:

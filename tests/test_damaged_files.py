@@ -60,7 +60,7 @@ BYTES = (b"\xff", b"\x00", b"\xc3(", b'"', b"9" * 400, b"[" * 5000, b"{}", b"nul
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """`data` with one thing wrong."""
+    """Return `data` with one thing wrong."""
     at = rng.randrange(len(data) + 1)
     end = min(len(data), at + rng.randrange(1, 40))
     match rng.randrange(6):
@@ -80,14 +80,14 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 @dataclass
 class Readers:
-    """A run's files, and how each is read: the answer, or None if it is not to be believed."""
+    """A run's files and their readers: each returns its answer, or None if the file is not to be trusted."""
 
     paths: RunPaths
     clock: Clock
 
     @property
     def adopted(self) -> Path:
-        """The logdir of another run, whose own directory is elsewhere."""
+        """Return another run's logdir, whose own directory is elsewhere."""
         return self.paths.logdir.parent / "adopted"
 
     def write_all(self) -> dict[Path, Callable[[], Any]]:
@@ -161,7 +161,7 @@ class Readers:
         append(book, "gave_up", TRAINER, 2, why="no progress")
         book.close()
         plan = parse_plan('[[fault]]\ndo = "kill trainer at step 50"\n', "plan.toml")
-        drawn = set[str]()  # what was read already: most damages take a line away, whatever they make of it
+        drawn = set[str]()  # results seen before: most damages remove a line, whatever they turn it into
 
         def read() -> None:
             damaged: list[bytes] = []
@@ -169,7 +169,7 @@ class Readers:
             count_done(plan, events)
             try:
                 story = read_story(self.paths.logdir, self.clock)
-            except UserError:  # no line is left: it says that this is the logdir of no run
+            except UserError:  # no line is left: this is no run's logdir
                 return
             encode_json(make_object(story))
             if (told := repr((events, len(damaged)))) in drawn:
@@ -322,13 +322,13 @@ CHECKED = {
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Where a file that is written again and again does not wait for a disk."""
+    """Return a directory where a file that is rewritten again and again does not wait for a disk."""
     with tempfile.TemporaryDirectory(dir=SHM_ROOT, prefix="procsv-test-") as directory:
         yield Path(directory)
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of protobuf, which goes on
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf warns and goes on
 def test_row_39_no_damaged_file_causes_a_traceback_or_a_wrong_value(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ def a_device(path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _alarm() -> Iterator[None]:
-    """Of a reader that waits for a writer, which nobody is."""
+    """Interrupt a reader that waits for a writer that never comes."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TimeoutError("it waits")
@@ -55,9 +55,7 @@ def refused(read: Callable[[], Any]) -> str:
     return "read"
 
 
-READERS: dict[
-    str, tuple[str, Callable[[Path], Any], Any]
-] = {  # file, what reads it in a logdir, and what comes of that
+READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {  # file, its reader in a logdir, and the result
     "run.json": ("procsv/run.json", lambda logdir: read_run(find_paths(logdir).run_json), None),
     "journal": ("procsv/journal.jsonl", lambda d: refused(lambda: [*read_journal(find_paths(d).journal)]), "refused"),
     "older part of the journal": (

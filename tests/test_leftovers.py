@@ -24,7 +24,8 @@ from tests.conftest import leftovers
 
 tests.support.leftovers.GONE_WITHIN_S = 1.0
 """
-# It notes where each thing is.  The process has a child, and no parent: it is known by its runtime directory.
+# It records where each thing is. The process has a child and no parent: its runtime directory
+# identifies it.
 LEAVES = """
 import os, pathlib, subprocess, sys, tempfile
 from procsv.base.run.paths import make_paths

@@ -30,7 +30,8 @@ from tests.support.sentences import quoted, quotes, said_in
 
 GOLDEN = Path(__file__).with_name("messages.txt")
 ROOMS = ("base", "cli", "drill", "examples", "faults", "ipc", "report", "services", "testing", "training", "watchdog")
-# TensorFlow's words, which procsv's classes repeat; a model that says what procsv would; and the words of this file.
+# TensorFlow's words, which procsv's classes repeat; a model that prints procsv's; and the words of
+# this file.
 WITH_WORDS_OF_THEIR_OWN = ("conformance/", "simulation/model/", "test_messages.py")
 STEP = SaveHabit()
 SAVES, UNSEEN, IGNORED = SaveHabit("save", True), SaveHabit("save", None), SaveHabit("save", False)
@@ -46,7 +47,7 @@ def exited(step: int) -> LastExit:
 
 
 def each(message: Callable[..., Any], *cases: tuple[Any, ...], **more: Any) -> list[str]:
-    """What `message` makes of each of `cases`, its arguments."""
+    """Return what `message` makes of each argument in `cases`."""
     said: list[str] = []
     for case in cases:
         made = message(*case, **more)
@@ -164,7 +165,7 @@ def ends() -> list[str]:
 
 
 def alerts() -> list[str]:
-    """What --on-event and --notify are told."""
+    """Return the messages of --on-event and --notify."""
     about = {
         "step": 840,
         "durable_step": 800,
@@ -182,7 +183,7 @@ def alerts() -> list[str]:
     lines = [Line(1.0, "trainer", 2, an_entry(name, **fields)) for name, fields in told]
     lines.append(Line(1.0, "trainer", 2, an_entry("stopped", step=-1, durable_step=-1, source="SIGINT")))
     assert all(concerns(line.entry) for line in lines)
-    return [describe(line).replace(show_time(1.6e9), "2020-09-13 12:26:40") for line in lines]  # in any zone
+    return [describe(line).replace(show_time(1.6e9), "2020-09-13 12:26:40") for line in lines]  # in any time zone
 
 
 def machines() -> list[str]:

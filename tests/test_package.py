@@ -32,7 +32,7 @@ def test_version_is_the_one_in_pyproject() -> None:
 
 
 def names_bound_in(module: Path) -> set[str]:
-    """The names that an editor offers, which reads the file: those without an underscore that its top level binds."""
+    """Return the names that an editor offers from the file: its top level's names without an underscore."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset <= 4:

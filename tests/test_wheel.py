@@ -41,7 +41,7 @@ def run(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist of a copy of the tree, as pip does."""
+    """Build the wheel from the sdist of a copy of the tree, as pip does."""
     place = tmp_path_factory.mktemp("wheel")
     (place / "tree").mkdir()
     for name in TREE:
@@ -64,7 +64,7 @@ def build(kind: str, tree: Path, place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with the wheel, and what procsv needs from the one of the tests."""
+    """Return the commands of an environment with the wheel. Its dependencies come from the tests' environment."""
     place = tmp_path_factory.mktemp("env")
     venv.create(place, symlinks=True)
     done = run(

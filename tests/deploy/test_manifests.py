@@ -25,10 +25,10 @@ from procsv.base.units import parse_duration
 from tests.support.manifests import DEPLOY, Manifest, container_of, jobs_of, load_manifest, option, pod_of
 
 NAMES = {"job.yaml": "Job", "jobset.yaml": "JobSet"}
-OLDEST = "1.30"  # that the manifests say they take
+OLDEST = "1.30"  # the oldest release that the manifests claim to support
 NEWEST = list(dict.fromkeys(version.rpartition(".")[0] for version in all_versions()))[-3:]
 VOLUMES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
-CONTEXT = {  # of the fields of both security contexts, those that "restricted" judges below, or leaves to all
+CONTEXT = {  # security context fields: each is judged below by "restricted" or left to all
     *("runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "seccompProfile"),
     *("allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"),
 }
@@ -54,45 +54,41 @@ def list_of(items: Any) -> dict[str, Any]:
 
 NUMBER, BOOL = {"type": "integer", "minimum": 0}, {"type": "boolean"}
 NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
-JOBSET = (
-    fields(  # of jobset.x-k8s.io/v1alpha2, the fields that the manifest uses; its jobs are held to the schema of a Job
-        *("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
-        kind={"const": "JobSet"},
-        metadata=fields("name", name=NAME),
-        spec=fields(
-            "replicatedJobs",
-            ttlSecondsAfterFinished=NUMBER,
-            network=fields(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL, subdomain=NAME),
-            successPolicy=fields("operator", operator={"enum": ["All", "Any"]}, targetReplicatedJobs=list_of(NAME)),
-            failurePolicy=fields(
-                maxRestarts=NUMBER,
-                rules=list_of(
-                    fields(
-                        *("name", "action"),
-                        name={
-                            "type": "string",
-                            "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-                            "maxLength": 128,
-                        },
-                        action={"enum": list(JOBSET_ACTIONS)},
-                        onJobFailureReasons=list_of({"enum": list(JOB_FAILURES)}),
-                        targetReplicatedJobs=list_of(NAME),
-                    )
-                ),
-            ),
-            replicatedJobs=list_of(
+JOBSET = fields(  # the fields of jobset.x-k8s.io/v1alpha2 in the manifest; its jobs are checked as Jobs
+    *("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+    kind={"const": "JobSet"},
+    metadata=fields("name", name=NAME),
+    spec=fields(
+        "replicatedJobs",
+        ttlSecondsAfterFinished=NUMBER,
+        network=fields(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL, subdomain=NAME),
+        successPolicy=fields("operator", operator={"enum": ["All", "Any"]}, targetReplicatedJobs=list_of(NAME)),
+        failurePolicy=fields(
+            maxRestarts=NUMBER,
+            rules=list_of(
                 fields(
-                    *("name", "template"), name=NAME, replicas=NUMBER, template=fields("spec", spec={"type": "object"})
+                    *("name", "action"),
+                    name={
+                        "type": "string",
+                        "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                        "maxLength": 128,
+                    },
+                    action={"enum": list(JOBSET_ACTIONS)},
+                    onJobFailureReasons=list_of({"enum": list(JOB_FAILURES)}),
+                    targetReplicatedJobs=list_of(NAME),
                 )
             ),
         ),
-    )
+        replicatedJobs=list_of(
+            fields(*("name", "template"), name=NAME, replicas=NUMBER, template=fields("spec", spec={"type": "object"}))
+        ),
+    ),
 )
 
 
 def check_schema(manifest: Manifest, version: str = OLDEST) -> list[str]:
-    """With the jobs of a JobSet, strictly: a field that is not known is an error."""
+    """Check a manifest and a JobSet's jobs strictly: an unknown field is an error."""
     found = []
     if manifest["kind"] == "JobSet":
         found += [
@@ -131,7 +127,7 @@ def check_job(job: Manifest) -> Iterator[str]:
 
 
 def check_restricted(pod: Manifest) -> Iterator[str]:
-    """What Pod Security "restricted", with "baseline" in it, would refuse of a pod of Linux."""
+    """Check for what Pod Security "restricted", which includes "baseline", refuses in a Linux pod."""
     for word in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(word):
             yield f"{word} is set"
@@ -147,7 +143,7 @@ def check_restricted(pod: Manifest) -> Iterator[str]:
 
 
 def check_context(of_pod: Manifest, of_container: Manifest) -> Iterator[str]:
-    said = of_pod | of_container  # what the container says counts
+    said = of_pod | of_container  # the container's settings win
     if unknown := said.keys() - CONTEXT:
         yield f"{', '.join(sorted(unknown))} is not looked at here"
     if said.get("runAsNonRoot") is not True or said.get("runAsUser") == 0:

@@ -70,7 +70,7 @@ def test_a_lost_pods_successor_resumes_from_the_newest_checkpoint(tmp_path: Path
     assert (code, second.fate(code)) == (0, "complete"), second.run.said()
     recovered = second.run.events("recovered")[-1]
     assert recovered["source"] == "checkpoint"
-    assert recovered["step"] >= saved  # the last one may have been on disk before it was told
+    assert recovered["step"] >= saved  # the last one may have been on disk before it was reported
 
 
 def test_a_command_that_cannot_work_ends_the_job(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_a_pod_trains_as_an_ordinary_user_that_can_write_only_to_its_volumes(tmp
     for directory in (image, claim, tmp_path / "root"):
         directory.mkdir()
     write_program(image, 60)
-    (claim / "digits" / "procsv").mkdir(parents=True)  # of an earlier pod, whose user was root
+    (claim / "digits" / "procsv").mkdir(parents=True)  # left by an earlier pod that ran as root
     for directory in (claim, *claim.glob("**/")):
         os.chown(directory, -1, user)
-        directory.chmod(0o2775)  # as the kubelet leaves it for fsGroup
+        directory.chmod(0o2775)  # as the kubelet sets it for fsGroup
     volumes = {
         volume["name"]: claim if "persistentVolumeClaim" in volume else EMPTY_DIR for volume in pod_of(JOB)["volumes"]
     }

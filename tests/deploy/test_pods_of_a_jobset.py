@@ -43,7 +43,7 @@ class Pods:
         secret.write_bytes(secrets.token_bytes(32))
         secret.chmod(0o600)
         self.of: dict[str, Pod] = {}
-        self.configure("10m", 0.5)  # nothing can have waited for the peer timeout
+        self.configure("10m", 0.5)  # too long for anything to have waited for the peer timeout
 
     def configure(self, peer_timeout: str, save_s: float) -> None:
         (self._volumes / "train.py").write_text(TRAIN.format(save_s=save_s))
@@ -52,12 +52,12 @@ class Pods:
 
     @staticmethod
     def name_of(task: TaskId) -> str:
-        """By which the others find it."""
+        """Return the name by which the others find it."""
         return f"{NAME}-{task.role}-0-{task.index}.{NAME}"
 
     @property
     def tasks(self) -> dict[TaskId, Manifest]:
-        """Each with the Job that it is a pod of."""
+        """Return each task with its Job."""
         return {
             TaskId(role, index): job
             for role, job in jobs_of(JOBSET).items()
@@ -71,7 +71,7 @@ class Pods:
         lines = [f"{address} {name}" for name, address in self._addresses.items()]
         self._names.write_text(
             "\n".join(("127.0.0.1 localhost", *lines, ""))
-        )  # the very file: all pods have it mounted
+        )  # the same file: all pods have it mounted
         labels = {
             "jobset.sigs.k8s.io/replicatedjob-name": task.role,
             "jobset.sigs.k8s.io/jobset-name": NAME,
@@ -83,7 +83,7 @@ class Pods:
         return pod
 
     def start_all(self) -> Pod:
-        """The chief's."""
+        """Start all pods. Return the chief's."""
         for task in self.tasks:
             self.start(task)
         return self.of["chief"]
@@ -91,7 +91,7 @@ class Pods:
 
 @pytest.fixture
 def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
-    """On so many nodes."""
+    """Run pods on that many nodes."""
     if why := own_machines.why_not():
         pytest.skip(why)
     with own_machines.own_machines(request.param) as machines:
@@ -158,7 +158,7 @@ def test_when_a_chiefs_node_is_lost_its_memory_is_fetched_from_another_pod_by_na
     chief.run.wait_event("mirror_kept")
     chief.run.wait_for("a copy", lambda: mirrored(chief.run) > 0)
     step = mirrored(chief.run)
-    lost = (TaskId("chief", 0), TaskId("ps", 0))  # servers that live on would have the newest state
+    lost = (TaskId("chief", 0), TaskId("ps", 0))  # surviving servers would have the newest state
 
     for task in lost:
         pods.of[str(task)].lose()

@@ -26,7 +26,7 @@ def options_of(command: str) -> list[click.Option]:
 
 
 def rows_of(command: str) -> dict[str, list[str]]:
-    """The table's rows by the option that each describes: [option, default, meaning]."""
+    """Return the table's rows by option: [option, default, meaning]."""
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in section_of(command).splitlines()

@@ -22,7 +22,7 @@ def without_code(text: str) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """As GitHub makes them of headings: in lower case, spaces as hyphens, other signs dropped."""
+    """Return the anchors as GitHub makes them: lower case, spaces as hyphens, other signs dropped."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

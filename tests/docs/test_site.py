@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml, which names functions of Python."""
+    """Reads mkdocs.yml, which names Python functions."""
 
 
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)

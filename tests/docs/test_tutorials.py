@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.fault]
 
 
 def follow(page: str, place: Path) -> str:
-    """Does what a page says in its fenced blocks, in order; returns what the commands have printed."""
+    """Run a page's fenced blocks in order. Return the output of the commands."""
     said = ""
     for language, text in re.findall(r"```(python|sh)\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
         if language == "python":
@@ -32,7 +32,7 @@ def follow(page: str, place: Path) -> str:
             continue
         for command in text.splitlines():
             said += run(command, place)
-            if "--detach" in command:  # the reader gives the next command once there is something to see
+            if "--detach" in command:  # the reader types the next command once there is something to see
                 (logdir,) = re.findall(r"--logdir (\S+)", command)
                 wait_for_a_step(place / logdir)
     return said

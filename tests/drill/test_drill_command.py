@@ -85,7 +85,7 @@ def test_row_55_a_drills_closely_spaced_faults_end_no_training(tmp_path: Path) -
 
 
 def failed_drill(tmp_path: Path, source: str, *options: str, args: tuple[str, ...] = ()) -> str:
-    """What a drill of that program says, which does not hold; in one line."""
+    """Return the output, on one line, of a drill that the program fails."""
     program, config = tmp_path / "program.py", tmp_path / "quick.toml"
     program.write_text(source)
     config.write_text(QUICK)
@@ -96,7 +96,8 @@ def failed_drill(tmp_path: Path, source: str, *options: str, args: tuple[str, ..
     return said
 
 
-# The fault comes once there is a snapshot to go on from, however late it is: else all begins anew, as it was.
+# The fault comes once there is a snapshot to resume from; otherwise the run would start over
+# unchanged.
 FORGETFUL = """
 import time
 import numpy as np
@@ -147,7 +148,7 @@ with sv.managed_session() as sess:
 
 @pytest.mark.long
 def test_a_program_that_deletes_its_directory_fails_though_it_ends_the_same(tmp_path: Path) -> None:
-    fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
+    fault = "preempt watchdog with grace 20s at step 30"  # no state stays in memory
     said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
     assert "bit-identical" in said
     assert ": attempt 2 after step" in said

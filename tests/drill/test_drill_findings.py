@@ -37,7 +37,7 @@ def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any)
 
 
 def _account() -> Account:
-    """A trainer killed at step 50, a service killed at step 70."""
+    """Return an account of a trainer killed at step 50 and a service killed at step 70."""
     entries = [
         _at(0, "run_started", "watchdog"),
         _at(0, "spawned", "trainer", pid=1),
@@ -116,7 +116,9 @@ def test_different_variables_fail_and_are_named_with_the_size_of_the_difference(
 
 
 def _begun_anew(*more: Line) -> Trial:
-    """A trainer preempted at step 50; the next one ends before its first step, and the third begins from nothing."""
+    """Return an account of a trainer preempted at step 50, one that ends before its first step and
+    one from step 0.
+    """
     entries = [
         _at(0, "run_started", "watchdog"),
         _at(0, "spawned", "trainer", pid=1),
@@ -272,7 +274,7 @@ TASKS = ("chief", "worker.0", "ps.0", "evaluator.0")
 
 
 def _group() -> tuple[Account, dict[str, Account]]:
-    """A worker is killed at step 50 and a server at step 70, which costs the chief a session."""
+    """Return accounts of a worker killed at step 50 and a server at step 70, which costs the chief a session."""
     started = [
         [
             _at(1, "spawned", task, pid=1),

@@ -44,7 +44,7 @@ def test_a_process_that_outlives_the_grace_period_is_killed_and_its_memory_is_go
     program.write_text(STUBBORN)
     run = procsv_launch(str(program), options=["--grace", "60s", "--standby", "off"], PYTHONPATH=str(ROOT))
     run.wait_step(5)
-    os.kill(run.pid("trainer"), signal.SIGSTOP)  # it hears nothing: the notice is in vain, the grace goes by
+    os.kill(run.pid("trainer"), signal.SIGSTOP)  # a stopped trainer misses the notice, and the grace period passes
     said = _preempt(run.logdir, "--profile", "k8s", "--grace", "0.2s", code=1)
     assert not said["in_time"]
     assert said["lost_steps"] >= 5

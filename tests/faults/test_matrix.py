@@ -77,7 +77,7 @@ def test_every_test_in_the_index_exists() -> None:
 
 
 def declared() -> set[str]:
-    """All failpoints, once every module that has one is imported."""
+    """Return all failpoints, after importing every module that has one."""
     for module in pkgutil.walk_packages(procsv.__path__, "procsv."):
         source = importlib.util.find_spec(module.name)
         if source is not None and source.origin and "declare(" in Path(source.origin).read_text():
@@ -97,7 +97,7 @@ def test_every_declared_failpoint_is_used_by_a_test() -> None:
     ]
 
     def is_used(name: str) -> bool:
-        """By its name, or with all of its process's."""
+        """Return whether a test uses it, by its name or with all of its process's."""
         all_of_it = f'in DECLARED if name.startswith("{name.partition(".")[0]}.")'
         return any(all_of_it in text or re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
 

@@ -10,8 +10,8 @@ from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault
 
-# In the order in which one start comes by them; each incarnation is killed at the next one.  The moments around publishing
-# are tried in tests/ipc/shm/test_slot_file_crashes.py, where they cost no start of a trainer.
+# In the order of a start; each attempt is killed at the next one. Moments around publishing are
+# covered in tests/ipc/shm/test_slot_file_crashes.py, where they cost no trainer start.
 MOMENTS = (
     "trainer.import@1=kill",
     "trainer.hello@2=kill",

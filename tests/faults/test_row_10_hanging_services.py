@@ -48,7 +48,7 @@ def test_row_10_frozen_services_are_replaced_while_training_goes_on_and_the_end_
         run.wait_event("checkpoint_durable")
         for role in ("checkpoint", "summary"):
             run.kill(role, signal.SIGSTOP)
-        run.wait_step(STEPS - 100)  # nobody waits for them but the end
+        run.wait_step(STEPS - 100)  # only the end waits for them
         assert read_status(find_run(str(run.logdir)))["running"]
         assert run.wait_end() == 0
     assert len(run.events("spawned", "trainer")) == 1
@@ -65,7 +65,7 @@ def test_row_10_frozen_services_are_replaced_while_training_goes_on_and_the_end_
     problems = continuity.check_continuity(run.logdir).problems
     assert [
         text for text in problems if "global_step/sec" not in text
-    ] == []  # that comes by the clock, step or no step
+    ] == []  # the clock causes it, with or without steps
 
 
 @pytest.mark.long
@@ -78,7 +78,7 @@ def test_row_10_a_service_with_a_wedged_loop_is_replaced_and_its_frame_is_named(
         assert "in gets_nowhere" in log.read_text()  # the stacks of all threads, for `procsv logs --role checkpoint`
         run.wait_for("serving", lambda: serving(run))
 
-        # One that is stopped when the run is to end is woken for it.
+        # A service stopped when the run is to end is woken for that.
         for role in ("checkpoint", "summary"):
             run.kill(role, signal.SIGSTOP)
         run.process.send_signal(signal.SIGTERM)

@@ -70,18 +70,18 @@ def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tm
     launcher = [sys.executable, str(Path(__file__).with_name("launch.py"))]
     with launched(tmp_path / "logdir", settings, str(program), launcher=launcher) as run:
         for number in range(1, 5):
-            run.wait_event("hang_detected", number)  # each piece of news has its own deadline
+            run.wait_event("hang_detected", number)  # each event has its own deadline
         assert run.wait_end() == 0
     found = run.events("hang_detected")
     assert [entry["phase"] for entry in found] == ["step"] * 4
     for number, entry in enumerate(found):
-        assert 100 * number < entry["step"] <= 100 * (number + 1)  # as last read: a held GIL lets nobody read
+        assert 100 * number < entry["step"] <= 100 * (number + 1)  # as last read: a held GIL blocks every reader
     assert all(3.0 <= entry["seconds"] < 30.0 for entry in found)
     exits = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
     assert [entry["cause"] for entry in exits] == ["hang"] * 4 + ["completed"]
     names = ("spins_with_the_gil", "calls_c_for_ever", "deadlocks", "freezes")
     for incarnation, (entry, name) in enumerate(zip(exits, names, strict=False), start=1):
-        # No SIGKILL was needed; a dump of all stacks may crash it.
+        # No SIGKILL was needed; dumping all stacks may crash the process.
         assert entry["signal"] in (signal.SIGABRT.name, signal.SIGSEGV.name)
         assert f"in {name} ({program}:" in entry["evidence"], entry
         assert ("SIGSTOP" in entry["evidence"]) == (name == "freezes")
@@ -92,5 +92,5 @@ def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tm
         assert "hung: " in text.splitlines()[0]
         assert f"in {name}" in text
         assert "\nthe stack" in text
-    # One after the other: each trainer had its logdir to itself.
+    # In sequence: each trainer had its logdir to itself.
     assert [entry["incarnation"] for entry in run.events("ready")] == [1, 2, 3, 4, 5]

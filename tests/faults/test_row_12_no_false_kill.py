@@ -65,7 +65,7 @@ def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_
     assert run.events("hang_detected") == []
     assert len(run.events("ready")) == 1
     status = json.loads((run.logdir / "procsv" / "run.json").read_text())
-    assert status["step_s"] >= 0.02  # learned, and kept for the next launch
+    assert status["step_s"] >= 0.02  # learned and kept for the next launch
 
 
 IMPORT_S = 3.0
@@ -89,7 +89,7 @@ def test_row_12_a_long_import_is_not_a_hang_while_modules_are_loaded_or_after_an
     assert "imported" in run.said()
 
 
-# A fit's callbacks: each takes longer than a step may, and one of them for ever.
+# A fit's callbacks: each takes longer than a step may, and one takes forever.
 CALLBACKS_S = 6.0
 CALLBACKS = f"""
 import os, subprocess, sys, threading, time
@@ -228,7 +228,7 @@ LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1, grace_s=
     [
         ("thread", "its threads feeder did not: "),
         ("pool", "its threads feeders_0 did not: "),
-        # These keep the main thread in its exit functions, where procsv has left the run already.
+        # These keep the main thread in its exit functions, where procsv has already left the run.
         ("child", "SIGKILL hit its process: "),
         ("exit-handler", "SIGKILL hit its process: "),
     ],

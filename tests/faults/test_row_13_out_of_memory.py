@@ -34,7 +34,7 @@ if os.environ["PROCSV_INCARNATION"] == "1":
 
 @contextlib.contextmanager
 def a_small_cgroup(limit_bytes: int = LIMIT_BYTES) -> Iterator[Path | None]:
-    """A cgroup with so much memory; None where this machine or user may not make one."""
+    """Return a cgroup with that much memory, or None if this machine or user cannot make one."""
     for root, limit in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
         made = root / f"procsv-test-{secrets.token_hex(4)}"
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def _remove(made: Path) -> None:
     while True:
         try:
             made.rmdir()
-        except OSError:  # what has just ended in it is still counted
+        except OSError:  # a process that has just ended is still counted
             assert time.monotonic() < until_s, f"{made} stays"
             pause.wait(0.05)
         else:

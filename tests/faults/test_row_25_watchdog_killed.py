@@ -49,7 +49,7 @@ def test_row_25_a_watchdog_killed_at_each_moment_leaves_no_process_and_the_next_
     shown = run.ask_status()
     assert (shown["state"], shown["pid"]) == ("interrupted", run.process.pid)
     told = settings_text(grace_s=12.0, backoff=Range(0.05, 0.1), on_event=f"tee -a {tmp_path}/heard")
-    # Waits for what was left, or clears it.
+    # It waits for what was left, or removes it.
     with launched(tmp_path / "run", told, command[1], "done", launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
     assert run.events("run_started")[1]["seen_until"] == pytest.approx(shown["seen_until"])

@@ -62,13 +62,13 @@ def program(tmp_path: Path) -> str:
 
 
 def _is_restoring(run: Run) -> bool:
-    found = find_run_in(find_paths(run.logdir))  # asked without an interpreter for each time
+    found = find_run_in(find_paths(run.logdir))  # read in this process: an interpreter for each poll is slow
     status = read_status(found) if found is not None else {"processes": []}
     return any((one["role"], one["phase"]) == ("trainer", "restore") for one in status["processes"])
 
 
 def _has_files(directory: Path) -> bool:
-    return any(files for _, _, files in os.walk(directory))  # which minds no directory that goes away meanwhile
+    return any(files for _, _, files in os.walk(directory))  # os.walk tolerates directories that disappear
 
 
 def _wait_until(moment: str, run: Run, steps_before: int) -> None:
@@ -86,7 +86,7 @@ def _wait_until(moment: str, run: Run, steps_before: int) -> None:
 
 
 def _preempt(runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
-    """All at once; what the command says of each."""
+    """Preempt all runs at once. Return the command's output for each."""
     argv = [sys.executable, "-m", "procsv", "preempt", "--json", "--profile"]
     started = {
         profile: subprocess.Popen(
@@ -110,7 +110,9 @@ def test_row_38_every_profile_preempts_at_every_moment_without_losing_a_step(
 ) -> None:
     saved = dict.fromkeys(PROFILES, 0)
     for moment in ("compile", "step", "save", "restore", "back-off", "evaluation"):
-        grace = "8s" if moment in ("compile", "restore") else "25s"  # those two do not end by themselves
+        grace = (
+            "8s" if moment in ("compile", "restore") else "25s"
+        )  # programs at these moments do not end by themselves
         options = ["--standby", "off", "--grace", grace, "--backoff", "60s"]
         runs = {
             profile: procsv_launch(
@@ -128,7 +130,7 @@ def test_row_38_every_profile_preempts_at_every_moment_without_losing_a_step(
         outcomes = _preempt(runs)
         for profile, run in runs.items():
             said, where = outcomes[profile], (profile, moment, outcomes[profile])
-            # Before the first step nothing is saved that the same command would not begin with.
+            # Before the first step nothing is saved beyond what the same command starts with.
             assert run.wait_end() == (70 if moment == "compile" else 75), where
             assert said["in_time"], where
             assert said["lost_steps"] == 0, where
@@ -136,7 +138,11 @@ def test_row_38_every_profile_preempts_at_every_moment_without_losing_a_step(
             assert 0 < said["margin"] <= PROFILES[profile].grace_s, where
             assert said["saved_step"] >= saved[profile], where
             assert len(run.events("preempt_notice")) >= len(run.events("run_started")), where
-            if moment not in ("compile", "restore", "back-off"):  # a step was made: it says what it went on from
+            if moment not in (
+                "compile",
+                "restore",
+                "back-off",
+            ):  # it trained a step, so it reports what it resumed from
                 since = run.events("run_started")[-1]["time"]
                 resumed = [one["step"] for one in run.events("recovered", "trainer") if one["time"] > since]
                 assert resumed == [saved[profile]], where

@@ -21,7 +21,7 @@ from tests.support.launched import NOT_SAVED, Launched
 
 pytestmark = pytest.mark.fault
 
-# The first attempt starts a child that is to outlive it; later ones say whether it does.
+# The first attempt starts a child that should outlive it; later ones say whether it did.
 STARTS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -81,7 +81,7 @@ def daemon(tmp_path: Path, on_term: str = "signal.SIG_DFL", env: str = "None") -
 
 
 def kill_watchdog_and_trainer(run: Launched) -> None:
-    """Neither sees the other's end."""
+    """Kill both so that neither sees the other's end."""
     run.kill("watchdog", signal.SIGSTOP)
     run.kill("trainer")
     run.kill("watchdog")
@@ -159,7 +159,8 @@ def test_row_54_a_successful_programs_leftover_processes_end_with_it_and_are_nam
     assert run.said().count("left running: process ") == 1
 
 
-# One that does not notice the program's end by itself, as multiprocessing's own does sooner or later.
+# A process that does not notice the program's end, while multiprocessing's own does sooner or
+# later.
 TRACKED = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "resource_tracker"], start_new_session=True)

@@ -10,7 +10,7 @@ from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault
 
-# Its first start dies with a worker that uses shared memory and a semaphore; how it dies is the argument.
+# Its first start dies with a worker that uses shared memory and a semaphore; the argument says how.
 PROGRAM = """
 import ctypes, multiprocessing, os, signal, sys, time
 from multiprocessing import shared_memory

@@ -17,7 +17,7 @@ from tests.support.launched import launched, procsv, settings_text
 pytestmark = pytest.mark.fault
 
 LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
-LIMIT_S = 3.0  # longer than a busy machine keeps a program from running, or a service from its first beat
+LIMIT_S = 3.0  # longer than a busy machine delays a program, or a service's first beat
 SETTINGS = settings_text(hang_limits_s={"import": LIMIT_S, "stop": LIMIT_S}, session_s=LIMIT_S)
 TRAINING = settings_text(hang_limits_s={"import": LIMIT_S}, hang_abort_s=0.2)
 
@@ -30,7 +30,7 @@ def serve():
     listener.accept()
     print("served", flush=True)
 """
-SERVER = UNTIL_TOLD + "serve()"  # it waits in one system call, and its imports are done
+SERVER = UNTIL_TOLD + "serve()"  # it waits in a system call after its imports
 THREAD = UNTIL_TOLD + "import threading; threading.Thread(target=serve).start()"  # its main thread has returned
 
 

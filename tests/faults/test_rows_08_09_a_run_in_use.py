@@ -42,7 +42,7 @@ class Detached:
         return [line for line in lines if line["event"] == name and role in ("", line["role"])]
 
     def status(self) -> dict[str, Any]:
-        """As `procsv status --json` has it; how long it took is kept."""
+        """Return the status as `procsv status --json` does. Record how long it took."""
         begun_s = time.monotonic()
         status = read_status(find_run(str(self.logdir)))
         self.took_s.append(time.monotonic() - begun_s)
@@ -50,7 +50,7 @@ class Detached:
         return status
 
     def answer(self) -> dict[str, Any]:
-        """The status by the watchdog, which may not answer at once on a busy machine: then the files do, and know less."""
+        """Return the watchdog's own status. On a busy machine the files may answer first, and they know less."""
         answers = list[dict[str, Any]]()
 
         def is_there() -> bool:
@@ -61,7 +61,7 @@ class Detached:
         return answers[-1]
 
     def pids(self) -> dict[str, int]:
-        """Of all but the standby, which comes when the machine has the time for it."""
+        """Return all pids except the standby's, which starts when the machine has time for it."""
         rows = self.answer()["processes"]
         return {row["role"]: row["pid"] for row in rows if row["pid"] and row["role"] != "standby"}
 
@@ -89,7 +89,7 @@ def detached(tmp_path: Path, *args: str) -> Iterator[Detached]:
     assert f"procsv logs -f {logdir}" in done.stdout
     run = Detached(logdir)
     pid = find_run(str(logdir)).pid
-    assert os.getsid(pid) == pid  # no terminal of ours can take it along
+    assert os.getsid(pid) == pid  # no terminal of ours can end it
     try:
         yield run
     finally:
@@ -102,7 +102,7 @@ def detached(tmp_path: Path, *args: str) -> Iterator[Detached]:
 
 
 def send_garbage(run: Detached) -> int:
-    """To every socket of the run; how many messages that are none of the run's."""
+    """Send garbage to every socket of the run. Return the number of foreign messages."""
     sent = 0
     context, waiter = new_context(), Waiter()
     for path in sorted(find_run(str(run.logdir)).paths.run_dir.glob("*.sock")):
@@ -148,13 +148,13 @@ def test_row_08_row_09_row_32_a_detached_run_survives_freezes_bad_messages_stop_
     assert "".join(line for line in lines if line[0] != "─") == "".join(path.read_text() for path in logs)
     assert sum(line[0] == "─" for line in lines) == 3, "a line at each restart says what has ended the attempt before"
     told = [json.loads(line)["event"] for line in received.read_text().splitlines()]
-    assert sorted(told) == ["exited", "preempt_notice", "stopped"]  # the crash; a SIGTERM by somebody; the end
+    assert sorted(told) == ["exited", "preempt_notice", "stopped"]  # the crash; another process's SIGTERM; the end
     assert find_run(str(run.logdir)).exit_code == 75
     assert "stopped at step" in procsv("logs", str(run.logdir), "--role", "watchdog").stdout
 
 
 def _use(run: Detached) -> None:
-    # Row 9: everybody but the watchdog is frozen for a while, and nobody is started again for it.
+    # Row 9: every process but the watchdog is frozen for a while, and none restarts for it.
     before, pause = run.pids(), threading.Event()
     frozen = [pid for role, pid in before.items() if role != "watchdog"]
     for pid in frozen:
@@ -164,7 +164,7 @@ def _use(run: Detached) -> None:
     while time.monotonic() < until_s or len(run.took_s) < 4:
         run.status()
         pause.wait(0.5)
-    assert min(run.took_s) < 1.0 + ASK_S_MAX  # whatever they do; this machine may be busy with something else, too
+    assert min(run.took_s) < 1.0 + ASK_S_MAX  # whatever they do; allow for a busy machine
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
     run.trains_on()
@@ -172,13 +172,14 @@ def _use(run: Detached) -> None:
     run.until("word of it", lambda: run.events("frozen"))
     assert run.events("frozen")[0]["seconds"] >= FROZEN_S / 2, "which is no training, in the account either"
 
-    # Row 32: what is none of the run's is counted, and nobody is any the worse for it.
+    # Row 32: foreign messages are counted and do no harm.
     sent = send_garbage(run)
     run.until("the count", lambda: run.answer()["dropped_messages"] >= sent)
     run.trains_on()
     assert run.pids() == before
 
-    # Row 8: asked to end by somebody else, it saves at the boundary and is started again, free and without losing a step.
+    # Row 8: another process asks it to end; it saves at the boundary and restarts for free without
+    # losing a step.
     os.kill(before["trainer"], signal.SIGTERM)
     run.until_ready(2)
     _no_step_was_lost(run, 1)

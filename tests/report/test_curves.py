@@ -31,7 +31,7 @@ HOSTILE = "</title><script>alert(1)</script>"
 
 
 def write_events(path: Path, *points: tuple[str, int, float, float]) -> None:
-    """`points`: tag, step, Unix time and value of each."""
+    """Write `points`, each with tag, step, Unix time and value."""
     path.parent.mkdir(parents=True, exist_ok=True)
     events = [
         Event(wall_time=at_s, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
@@ -42,7 +42,7 @@ def write_events(path: Path, *points: tuple[str, int, float, float]) -> None:
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A run of 100 s that was killed at its step 6, went on from step 4, was preempted, and is complete."""
+    """Make a run of 100 s that was killed at step 6, resumed from step 4, was preempted, and completed."""
     clock = FakeClock()
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", clock)
     began_s = clock.wall()

@@ -14,7 +14,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.report.reading import read_story
 from procsv.report.report_object import make_object
 
-# As it was written while events were dictionaries; some of its events may be no more.
+# Written while events were dictionaries; some of its events no longer exist.
 EARLIER = """\
 {"time":1000.0,"event":"run_started","role":"watchdog","incarnation":1,"run":"r-1","pid":10,"target":"t.py","args":["--lr","0.1"],"logdir":"/l","first_incarnation":1,"seen_until":null,"asked_at":999.0}
 {"time":1001.0,"event":"spawned","role":"checkpoint","incarnation":1,"pid":11}

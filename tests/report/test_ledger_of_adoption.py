@@ -32,7 +32,7 @@ def test_a_task_that_outlives_several_coordinators_continues_whether_it_served_t
         *of_task("ps.0", [at(1, "spawned", pid=8)]),
         *of_task("worker.0", started(1, 1, 0, 10, "chief")),
         *of_task("worker.1", [at(5, "spawned", pid=9)]),
-        launched(60, tasks=tasks, seen_until=1050.0),  # it is lost before it has said whom it adopts
+        launched(60, tasks=tasks, seen_until=1050.0),  # it is lost before it has named the tasks it adopts
         launched(80, tasks=tasks, seen_until=1070.0),
         *(line for task in tasks[1:] for line in of_task(task, [at(80, "adopted", pid=7, host="n2")])),
         *of_task("worker.0", [died(90, 1, 95)]),

@@ -10,7 +10,9 @@ from tests.report.journals import TASKS, at, completed, died, launched, of_task,
 
 
 def _group() -> list[Line]:
-    """A worker is killed, later a server, whose loss costs each a session; the worker ends before the chief."""
+    """Make a run in which a worker and later a server is killed, which costs each a session. The
+    worker ends first.
+    """
     lost = [
         at(60, "session_lost", error="Unavailable", step=61),
         at(64, "session_recovered", step=51, at=52, lost_steps=10),

@@ -15,7 +15,7 @@ SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
 
 def validator(name: str) -> Any:
-    """Of a schema, closed: a field that it does not name is an error."""
+    """Return a closed validator of a schema: an unknown field is an error."""
     schema = json.loads((SCHEMAS / name).read_text())
     for kind in schema["$defs"].values():
         if "properties" in kind:

@@ -23,7 +23,7 @@ def test_a_run_without_faults_has_only_starting_and_kept_time() -> None:
 
 
 def test_a_supervisor_without_a_watchdog_has_its_training_counted() -> None:
-    trained = started(0, 1, 0, 10, "fresh")[1:]  # nobody has spawned it
+    trained = started(0, 1, 0, 10, "fresh")[1:]  # no watchdog has spawned it
     saved = [at(109, "checkpoint_durable", step=101), at(110, "stopped", step=101)]
     account = account_of(at(0, "run_started", pid=7), trained, saved)
     assert totals_of(account) == {"starting": 10, "kept": 100}
@@ -131,7 +131,7 @@ def test_training_of_other_tasks_while_there_was_no_chief_is_lost_with_their_ser
     second = started(100, 2, 150, 100)[:-1]
     second.append(
         at(100, "recovered", incarnation=2, step=150, source="memory", lost_steps=10)
-    )  # the others came to 160
+    )  # the others reached 160
     account = account_of(launched(0), first, second, completed(200, 2, 250))
     assert account.lost_steps == 10
     assert [one.lost_steps for one in account.incarnations] == [10, 0]
@@ -290,7 +290,7 @@ _EVENTS = st.sampled_from(
     st.booleans(),
 )
 def test_the_ledger_adds_up_to_the_wall_time_for_any_journal(entries: list[Any], is_running: bool) -> None:
-    """Any order of events, any jumps of the clock: each second is counted once, none twice."""
+    """Whatever the order of events and the jumps of the clock, each second counts exactly once."""
     now, journal = 0.0, []
     for (event, role), delta, incarnation, step in entries:
         now += delta

@@ -25,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
-    """A run with one crash, a killed watchdog, and a checkpoint that somebody gave a hostile name."""
+    """Make a run with a crash, a killed watchdog and a checkpoint with a hostile name."""
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
     append(journal, "run_started", WATCHDOG, 1)
     append(journal, "spawned", TRAINER, 1, pid=1)
@@ -38,7 +38,7 @@ def logdir(tmp_path: Path) -> Path:
     append(journal, "ready", TRAINER, 2, step=8)
     append(journal, "recovered", TRAINER, 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
     append(journal, "checkpoint_durable", CHECKPOINT, 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic")
-    append(journal, "run_started", WATCHDOG, 2)  # the one before was killed
+    append(journal, "run_started", WATCHDOG, 2)  # the previous one was killed
     append(journal, "spawned", TRAINER, 3, pid=3)
     append(journal, "ready", TRAINER, 3, step=9)
     append(journal, "recovered", TRAINER, 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
@@ -82,7 +82,7 @@ def test_the_json_adds_up(logdir: Path) -> None:
 
 
 class _Parsed(HTMLParser):
-    """Tags that are open, and everything that a page could load."""
+    """The open tags, and everything that a page could load."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ Said = dict[str, Any]
 
 
 def said_by(text: str) -> list[Said]:
-    """What each process has said, in the order of the ranks."""
+    """Return what each process printed, by rank."""
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda said: int(said["told"]["SLURM_PROCID"]))
 
@@ -31,7 +31,7 @@ def step(slurm: SlurmCluster, options: Sequence[str], workers: int, ps: int) -> 
 
 
 def check_tasks(said: list[Said], workers: int, ps: int) -> None:
-    """Each process has a task of its own, all tasks are had, and all agree on what is the run's."""
+    """Check that the processes share out all tasks and agree on what concerns the whole run."""
     placements = [process["placement"] for process in said]
     tasks = [str(task) for task in list_tasks(workers, ps, 0)]
     assert [placement["task"] for placement in placements] == tasks
@@ -45,7 +45,7 @@ def nodes_of(said: list[Said]) -> list[str]:
 
 
 def layout_of(said: list[Said]) -> list[int]:
-    """For each process, which of the step's nodes it is on, counted as they come."""
+    """Return for each process the number of its node, in order of appearance."""
     nodes = nodes_of(said)
     return [list(dict.fromkeys(nodes)).index(node) for node in nodes]
 
@@ -61,7 +61,7 @@ def test_each_node_of_a_step_gets_its_own_task(slurm: SlurmCluster) -> None:
     [
         (["--ntasks=4", "--ntasks-per-node=2", "--distribution=block"], [0, 0, 1, 1]),
         (["--ntasks=4", "--ntasks-per-node=2", "--distribution=cyclic"], [0, 1, 0, 1]),
-        (["--ntasks=4"], [0, 0, 0, 1]),  # a node is filled before the last one is used
+        (["--ntasks=4"], [0, 0, 0, 1]),  # a node fills up before the last one is used
     ],
     ids=["block", "cyclic", "uneven"],
 )

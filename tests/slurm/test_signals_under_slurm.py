@@ -20,7 +20,7 @@ from tests.support.sudden_end import with_variable
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 ENDED_S_MAX = 60.0  # on a busy machine
-PATIENT = {"grace_s": 30, "kill_wait_s": 30}  # as Slurm is by default: what is late is killed, and shows nothing
+PATIENT = {"grace_s": 30, "kill_wait_s": 30}  # Slurm's defaults: late processes are killed and leave no output
 
 
 def cancel(slurm: SlurmCluster, job: str) -> None:
@@ -50,7 +50,7 @@ WAYS: Mapping[str, Callable[[SlurmCluster, str], None]] = {
 
 
 def processes_of(slurm: SlurmCluster, job: str) -> list[psutil.Process]:
-    """The launches of a job, and all that they have started."""
+    """Return a job's launches and everything that they have started."""
     of_job = with_variable(SLURM_CONF=slurm.environment["SLURM_CONF"], SLURM_JOB_ID=job)
     return [process for process in of_job if "procsv" in " ".join(process.cmdline())]
 

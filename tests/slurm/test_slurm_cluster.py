@@ -35,7 +35,7 @@ def wait_launched(step: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def said_by(step: subprocess.Popen[str]) -> str:
-    """What srun has said since, which is ended."""
+    """Return srun's further output after ending it."""
     step.terminate()
     return step.communicate()[0]
 

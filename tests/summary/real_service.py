@@ -34,7 +34,7 @@ DEADLINE_S = 300.0
 
 
 def event(number: int, size: int = 0) -> bytes:
-    """A serialized Event that says which one it is."""
+    """Return a serialized Event with its number in it."""
     return bytes(event_pb2.Event(step=number, wall_time=1.0, file_version="x" * size).SerializeToString())
 
 
@@ -43,7 +43,7 @@ def event_files(logdir: Path) -> list[Path]:
 
 
 def records_in(path: Path) -> list[bytes]:
-    """The records as TensorBoard reads them, without the file's first, which is checked."""
+    """Return the records as TensorBoard reads them, after checking and dropping the file's first."""
     loaded = list(event_file_loader.RawEventFileLoader(str(path)).Load())
     if loaded:
         assert event_pb2.Event.FromString(loaded.pop(0)).file_version == "brain.Event:2"
@@ -55,7 +55,7 @@ def steps_in(*paths: Path) -> list[int]:
 
 
 class Run:
-    """One run: its directories, its lifeline and, one after the other, its summary services."""
+    """One run: its directories, its lifeline and its summary services in sequence."""
 
     def __init__(self, base: Path, run: str = "run") -> None:
         self.logdir = base / "logs"
@@ -68,7 +68,7 @@ class Run:
         base.mkdir(exist_ok=True)
 
     def start(self, failpoints: str = "", **environment: str) -> Child:
-        """A service, the earlier one being dead."""
+        """Start a service. The previous one must be dead."""
         self.incarnation += 1
         where = (str(self.logdir), str(self.paths.run_dir), str(self.paths.shm_dir))
         start = Start(
@@ -97,7 +97,7 @@ class Run:
         return float(psutil.Process(self.service.pid).memory_info().rss / 2**20)
 
     def has_ended(self) -> bool:
-        """Whether the service is dead; it is not reaped yet."""
+        """Return whether the service is dead, though not yet reaped."""
         assert self.service is not None
         return self.service.has_ended()
 
@@ -128,11 +128,11 @@ class Run:
 
 
 class Trainer:
-    """The link thread of a trainer, as a loop that the test turns until it has seen what it waits for."""
+    """A trainer's link thread as a loop that the test turns until it has seen what it waits for."""
 
     def __init__(self, run: Run, incarnation: int = 1) -> None:
         self.run = run
-        self.pid = os.getpid()  # that it says in its Hello
+        self.pid = os.getpid()  # the pid in its Hello
         self.received: list[Received] = []
         self.streams = EventStreams(run.clock)
         self.streams.attach_to_run(run.paths.shm_dir, str(incarnation), run.paths.run_dir)
@@ -147,7 +147,7 @@ class Trainer:
         self.streams.on_need = lambda: os.eventfd_write(self._wake_fd, 1)
 
     def turn(self, timeout_s: float = 0.02) -> None:
-        """One round of the loop."""
+        """Run one round of the loop."""
         if self.client.resend_due():
             self.client.send_reliable(Hello(self.pid))
             self.streams.on_connected()
@@ -162,7 +162,7 @@ class Trainer:
             self.client.acknowledge(received)
 
     def until(self, what: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
-        """Turns until `what` is true; each round waits for news."""
+        """Turn until `what` is true. Each round waits for news."""
         end_s = self.run.clock.monotonic() + deadline_s
         while not what():
             assert self.run.clock.monotonic() < end_s, f"waited in vain; the service: {self.run.log.read_text()}"
@@ -170,7 +170,7 @@ class Trainer:
 
     @property
     def unwritten(self) -> int:
-        """Records of all streams that are not known to be in their files."""
+        """Return the number of records not known to be in their files."""
         return self.streams.unwritten()
 
     def until_written(self) -> None:
@@ -180,7 +180,7 @@ class Trainer:
         return [received for received in self.received if isinstance(received.body, kind)]
 
     def finish(self) -> Exit:
-        """Asks the service to end, as the run's owner; how it ended."""
+        """Ask the service to end, as the run's owner does. Return how it ended."""
         self.client.send_reliable(Finish())
         self.until(lambda: self.answered(FlushDone))
         return self.run.wait_ended()
@@ -192,7 +192,7 @@ class Trainer:
 
 
 class TurningTrainer:
-    """A trainer whose loop turns on a thread of its own, so that `flush` on the test's thread can wait for it."""
+    """A trainer whose loop runs on its own thread, so that the test's thread can wait in `flush`."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

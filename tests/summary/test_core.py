@@ -36,7 +36,7 @@ def records(first: int, *data: bytes, **parcels: str) -> Records:
 
 
 def take(core: SummaryCore, message: Records) -> list[Action]:
-    """What follows if the disk takes it."""
+    """Return what follows if the disk takes it."""
     done: list[Action] = []
     for action in core.records(b"t", message):
         done += [action, *(core.appended(action) if isinstance(action, Append) else [])]

@@ -19,7 +19,7 @@ def opened(count: int = 0, size: int = 1) -> EventBacklog:
 
 
 def batches(backlog: EventBacklog, now_s: float) -> list[tuple[int, int]]:
-    """(first, how many) of each batch that is due."""
+    """Return (first, count) of each due batch."""
     return [(b.first, len(b.records)) for b in backlog.due(now_s) if isinstance(b, Batch)]
 
 

@@ -173,7 +173,7 @@ def test_the_name_of_a_file_in_a_missing_directory_uses_the_time(tmp_path: Path)
 
 
 def test_a_name_that_another_machine_has_taken_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two machines of one host name, where the services have one pid, and begin in one second."""
+    """Two machines with one host name, whose services have the same pid and start in the same second."""
     paths, names = find_paths(tmp_path), iter(["events.same", "events.same", "events.other"])
     paths.run_dir.mkdir(parents=True)
     monkeypatch.setattr(stream_file, "new_name", lambda *_: next(names))

@@ -37,7 +37,7 @@ class Streams(EventStreams):
         self.on_written(Written(writer, through, error))
 
     def opened(self, logdir: Path) -> str:
-        """A stream that the service knows as 3-0."""
+        """Open a stream that the service knows as 3-0."""
         name = self.open_stream(str(logdir), "")
         self.add_event(name, b"first")
         self.said()

@@ -30,7 +30,7 @@ def test_ten_kills_at_random_moments_lose_and_double_nothing_of_5000_records(run
     killed, added = 0, 0
     next_kill = seed.randrange(20, 250)
     while added < total or trainer.unwritten:
-        room = max(0, 200 - trainer.unwritten)  # so that records go on coming through all the kills
+        room = max(0, 200 - trainer.unwritten)  # so that records keep coming through all the kills
         for _ in range(min(seed.randrange(1, 40), total - added, room)):
             added += 1
             trainer.streams.add_event(writer, event(added))
@@ -57,7 +57,7 @@ def test_a_kill_at_each_moment_loses_and_doubles_nothing(run: Run, trainer: Trai
     numbers = itertools.count(1)
 
     def killed() -> bool:
-        if trainer.unwritten < 200:  # a service that is slow is not flooded
+        if trainer.unwritten < 200:  # a slow service is not flooded
             trainer.streams.add_event(writer, event(next(numbers)))
         return run.has_ended()
 

@@ -16,12 +16,12 @@ from procsv.services.summary.core import Append, SummaryCore, SummaryReply
 from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
 STEP_S = 0.05
-DELAY_S_MAX = 3.0  # less than LOST_S, as anything between two live processes of one machine is
+DELAY_S_MAX = 3.0  # less than LOST_S, as between any two live processes on one machine
 
 
 @dataclass
 class Link:
-    """Messages under way, in both directions."""
+    """Messages in transit in both directions."""
 
     seed: random.Random
     lossy: bool = True
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass
 class Service:
-    """The core over a file in memory and its note, which both survive a kill."""
+    """The core over a file and its note in memory. Both survive a kill."""
 
     seed: random.Random
     file: list[bytes] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Service:
 
     def restart(self) -> None:
         self.core = SummaryCore(())
-        self.noted = len(self.file)  # whole records behind the note are taken over
+        self.noted = len(self.file)  # whole records after the note are recovered
         if self.noted:
             self.core.recovered("1-0", self.noted)
 
     def hear(self, message: object) -> list[Written]:
-        """The answers; none if it is killed over it."""
+        """Return the answers, or none if it is killed meanwhile."""
         match message:
             case OpenWriter():
                 actions = self.core.open(b"", message)
@@ -106,7 +106,7 @@ def test_each_record_is_written_once_and_in_order(number: int) -> None:
             backlog.add_record(record)
         if number % 2 and seed.random() < 0.01:
             service.restart()
-            backlog.connected()  # in the runs of even numbers, silence alone must do
+            backlog.connected()  # in even runs it must notice by the silence alone
         for said in backlog.due(there.now_s):
             there.put(Records(said.writer, said.first, said.records, {}) if isinstance(said, Batch) else said)
         for message in there.arrived():

@@ -65,7 +65,7 @@ def with_metadata(tag: str, text: str) -> Any:
 
 
 def everything(make: Callable[..., Any]) -> list[Any]:
-    """Calls the whole interface; what must be equal besides the events."""
+    """Call the whole interface. Return what must be equal besides the events."""
     graph = small_graph()
     writer = make()
     writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag="loss", simple_value=0.5)]), 1)
@@ -113,7 +113,7 @@ def everything(make: Callable[..., Any]) -> list[Any]:
 
 
 def parsed(records: list[bytes]) -> list[Any]:
-    """The events without their times; graphs taken out and parsed, as the order of their attributes is anyone's."""
+    """Return the events without times. Graphs are parsed, because the order of their attributes is arbitrary."""
     events: list[Any] = []
     for record in records:
         one = tf1.Event.FromString(record)
@@ -244,7 +244,7 @@ def test_a_graphs_text_equals_tensorflows(tmp_path: Path, monkeypatch: pytest.Mo
     assert definition.library.function
     tf.io.write_graph(definition, str(tmp_path), "theirs.pbtxt")
     theirs = (tmp_path / "theirs.pbtxt").read_text()
-    if "float_val: 0.8999999761581421\n" in theirs:  # older versions write each float with the digits of a double
+    if "float_val: 0.8999999761581421\n" in theirs:  # older versions write a float with a double's digits
         theirs = text_format.MessageToString(text_format.Parse(theirs, type(definition)()))
     parcel = tmp_path / "parcel"
     for size in (1, 300, 10**9):

@@ -21,7 +21,7 @@ from procsv.ipc.bulk.transfer import (
 
 
 def run(size: int, order: random.Random) -> list[TransferPiece]:
-    """The pieces that come until it is complete, in any order."""
+    """Yield the pieces in any order until the transfer is complete."""
     transfer, under_way, came = Transfer(size, 0.0), list[TransferPiece](), list[TransferPiece]()
     while not transfer.is_complete:
         under_way += transfer.next_pieces(0.0)

@@ -55,7 +55,7 @@ class RealWire:
     def restart(self, server: ServerEndpoint) -> Server:
         assert isinstance(server, Server)
         self._servers.remove(server)
-        server.socket.close(0)  # as a kill would: the file stays
+        server.socket.close(0)  # as after a kill: the file stays
         return self.server(server.me.incarnation + 1, server.me.run)
 
     def drop_client(self, client: ClientEndpoint) -> None:
@@ -117,10 +117,10 @@ class FakeWire:
 
 
 class Talk:
-    """A server and clients whose loops turn together until what a test waits for has come.
+    """A server and clients whose loops turn together until what a test waits for has arrived.
 
-    Everything that is heard is kept, and acknowledged while `acknowledges` is true; each client says Hello on every
-    new connection.
+    Every message is kept, and acknowledged while `acknowledges` is true. Each client says Hello on
+    every new connection.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -133,7 +133,7 @@ class Talk:
         self.greets = True
 
     def restart(self) -> None:
-        """The server is killed, and its next incarnation takes its place."""
+        """Kill the server and start its next incarnation."""
         assert self.server is not None
         self.server = self.wire.restart(self.server)
 
@@ -163,9 +163,9 @@ class Talk:
         self.until(lambda: not any(len(client.peer.outbox) for client in self.clients))
 
     def received(self, kind: type) -> list[Received]:
-        """What the server has heard of one kind."""
+        """Return the server's received messages of one kind."""
         return [received for received in self.at_server if isinstance(received.body, kind)]
 
     def answers(self, kind: type) -> list[Received]:
-        """What the clients have heard of one kind."""
+        """Return the clients' received messages of one kind."""
         return [received for received in self.at_clients if isinstance(received.body, kind)]

@@ -28,7 +28,7 @@ Built = typing.TypeVar("Built", bound=msgspec.Struct)
 
 
 def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
-    """Values of the type of a message's field."""
+    """Draw values of the type of a message's field."""
     simple = {
         str: TEXT,
         int: INTS,
@@ -57,7 +57,7 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     return st.one_of([values(arg) for arg in args])
 
 
-@functools.cache  # hypothesis looks through each strategy anew, and there are hundreds
+@functools.cache  # hypothesis examines each new strategy, and there are hundreds
 def structs(kind: type[Built]) -> st.SearchStrategy[Built]:
     return st.builds(kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)})
 
@@ -131,8 +131,8 @@ def test_a_negative_number_is_not_a_message(field: str) -> None:
 
 @given(st.binary(max_size=300))
 @example(b"")
-@example(b"\x91" * 5000)  # nested deeper than any stack
-@example(b"\x97\x01\xa1r\xa1t\x01\x01\x00\xdf\xff\xff\xff\xff")  # a map of 4 billion entries that are not there
+@example(b"\x91" * 5000)  # nested deeper than the stack
+@example(b"\x97\x01\xa1r\xa1t\x01\x01\x00\xdf\xff\xff\xff\xff")  # a map that claims 4 billion entries
 @example(b"\x97\x01\xa1\xff\xa1t\x01\x01\x00\x80")  # text that is not UTF-8
 @settings(max_examples=1000)
 def test_arbitrary_bytes_raise_a_peer_error_and_nothing_else(data: bytes) -> None:

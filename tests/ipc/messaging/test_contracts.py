@@ -31,8 +31,8 @@ from tests.watchdog.world import World
 
 IN_THE_SERVICE = (
     PlaceFile,
-)  # services/checkpoint/process.py takes it: a file of the program's is no matter of the core
-IN_THE_SKELETON = (Inject,)  # services/runtime.py takes it before the service sees it
+)  # services/checkpoint/process.py handles it: the core does not deal with the program's files
+IN_THE_SKELETON = (Inject,)  # services/runtime.py handles it before the service sees it
 
 
 def sent(sender: TaskId, receiver: TaskId) -> list[type[Message]]:
@@ -41,7 +41,7 @@ def sent(sender: TaskId, receiver: TaskId) -> list[type[Message]]:
 
 
 def sample(kind: type[msgspec.Struct]) -> typing.Any:
-    """A message of `kind`, or what is a field of one, with something in each field."""
+    """Make a message of `kind`, or a value for a field of one, with something in each field."""
     return kind(**{field.name: _value(field.type) for field in msgspec.structs.fields(kind)})
 
 

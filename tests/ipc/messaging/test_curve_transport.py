@@ -24,7 +24,7 @@ WAIT_S_MAX = 10.0
 
 
 class Pair:
-    """A coordinator's server, and what connects to it, waited on in one place."""
+    """A coordinator's server and its clients, waited on in one place."""
 
     def __init__(self) -> None:
         self.context, self.waiter = new_context(), Waiter()
@@ -110,7 +110,7 @@ def test_a_stranger_with_keys_of_its_own_is_refused_and_counted(pair: Pair) -> N
 
 
 def _known(pair: Pair) -> Received | None:
-    """News of one that has the keys, which is made as soon as the stranger was refused."""
+    """Return news of a client that has the keys, sent right after the stranger was refused."""
     if len(pair.clients) == 1:
         pair.connect()
     pair.clients[1].send(MemberBeat(1.0, WORKER))
@@ -184,7 +184,7 @@ def test_a_client_that_lost_a_connection_the_server_still_holds_is_reached_on_th
 
         def reached() -> Received | None:
             pair.server.resend_due()
-            pair.server.receive()  # lets it in; it says nothing
+            pair.server.receive()  # accepts it; it says nothing
             return client.receive()
 
         order = pair.until(reached, limit_s=NEWS_S_MAX)

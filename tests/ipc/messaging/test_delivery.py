@@ -57,7 +57,7 @@ def test_after_a_reconnection_everything_is_resent_in_order() -> None:
 
 @given(st.floats(0, 1e9), st.integers(1, 50))
 def test_resending_is_due_at_the_announced_time(start_s: float, times: int) -> None:
-    """A loop that sleeps until `next_due_s` must find something to do then, or it spins."""
+    """A loop that sleeps until `next_due_s` must have work to do then, or it spins."""
     outbox = Outbox()
     outbox.add_message(Finish(), 0, start_s)
     for _ in range(times):
@@ -150,7 +150,7 @@ def test_the_inbox_knows_exactly_which_messages_it_has_seen(seqs: list[int]) -> 
 
 def test_a_week_of_messages_after_a_service_restart_costs_no_memory() -> None:
     inbox = Inbox()
-    for seq in range(100_000, 200_000):  # the service before us has heard the others
+    for seq in range(100_000, 200_000):  # the previous service has received the others
         assert inbox.is_news(1, seq)
         inbox.mark_answered(seq)
 
@@ -160,7 +160,9 @@ def test_a_week_of_messages_after_a_service_restart_costs_no_memory() -> None:
 
 # -- two of one task ---------------------------------------------------------------------------------------------
 class Rivals:
-    """A server and two clients of one task: the first has said "first", and is cut off before it is answered; the second has spoken since."""
+    """A server and two clients of one task. The first sent "first" and was cut off unanswered; the
+    second has since spoken.
+    """
 
     def __init__(self) -> None:
         self.wire = FakeWire()
@@ -168,7 +170,7 @@ class Rivals:
         self.server = self.talk.server = self.wire.server()
         self.first = self._come()
         self.first.send_reliable(UserSave("first"))
-        self.wire.network.loss = 1.0  # of the acknowledgement
+        self.wire.network.loss = 1.0  # the acknowledgement is lost
         self.talk.until(lambda: "first" in self.heard())
         self.wire.network.take_away(self.first)
         self.wire.network.loss = 0.0
@@ -197,7 +199,7 @@ def test_a_peer_that_returns_after_another_of_its_task_has_spoken_repeats_nothin
     rivals.talk.until(lambda: not rivals.server.unacknowledged(TRAINER))
 
     assert rivals.heard() == ["first"]
-    assert rivals.told() == ["told"]  # as soon as it was back
+    assert rivals.told() == ["told"]  # as soon as it is back
     assert len(rivals.server.peers) == 2
 
 
@@ -225,7 +227,9 @@ def test_only_the_newest_connections_of_dead_processes_are_remembered(monkeypatc
 
 # -- both, over a bad network ----------------------------------------------------------------------------------
 class BadNetwork(RuleBasedStateMachine):
-    """One server and one client, each killed and started again at will, and everything that may go wrong between."""
+    """One server and one client that can be killed and restarted at any time, with every network
+    error in between.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,10 +238,10 @@ class BadNetwork(RuleBasedStateMachine):
         self.talk.server = self.wire.server()
         self.numbers = itertools.count()
         self.trainers = 0
-        self.told: set[str] = set()  # by the client that lives
-        self.news: set[str] = set()  # by the server that lives to the client that lives
-        self.handled: Counter[tuple[str, int, str]] = Counter()  # by whom, in which life, what
-        self.newest_heard = 0  # by the server that lives
+        self.told: set[str] = set()  # sent by the living client
+        self.news: set[str] = set()  # sent by the living server to the living client
+        self.handled: Counter[tuple[str, int, str]] = Counter()  # by sender, incarnation and message
+        self.newest_heard = 0  # received by the living server
         self.new_trainer()
 
     @property
@@ -260,7 +264,7 @@ class BadNetwork(RuleBasedStateMachine):
 
     @rule()
     def new_trainer(self) -> None:
-        """The trainer is killed, with what it had still to say, and its next incarnation comes."""
+        """Kill the trainer with its unsent messages and start its next incarnation."""
         for client in self.talk.clients:
             self.wire.drop_client(client)
         self.told.clear()
@@ -308,7 +312,7 @@ class BadNetwork(RuleBasedStateMachine):
         assert not [what for what, times in self.handled.items() if times > 1]
 
     def teardown(self) -> None:
-        """Where the network lets some things through, all that was told and not outlived is handled in the end."""
+        """Once the network lets some messages through, every message that is still relevant is handled."""
         self.weather(0.3, 0.3, 2.0)
         for _ in range(5000):
             if not len(self.talk.clients[0].peer.outbox) and not self.server.unacknowledged(TRAINER):

@@ -37,7 +37,7 @@ def test_all_holders_of_the_secret_have_the_same_keys_and_nobody_else_has() -> N
 
 
 def test_the_derived_keys_match_the_standards_test_vectors() -> None:
-    """RFC 5869, written out: extract with the salt, then the first block of expand."""
+    """RFC 5869 written out: extract with the salt, then the first block of expand."""
     extracted = hmac.new(SALT, SECRET, hashlib.sha256).digest()
     block = hmac.new(extracted, b"curve key of the coordinator\0" + START.encode() + b"\x01", hashlib.sha256).digest()
     assert z85.decode(derive_keys(SECRET, START).coordinator.secret.encode()) == block

@@ -22,8 +22,8 @@ from tests.support.flood import flood
 from tests.support.launched import NEWS_S_MAX
 
 CLOCK, KEYS, THEIRS, WORKER = SystemClock(), KeyPair.new(), KeyPair.new(), TaskId("worker", 0)
-FREE, STRANGERS = 400, 100  # descriptors that are left to a server, and how many strangers it may then have at a time
-SLACK = 100  # that are never taken, though the kernel holds some for it, and some come while it looks
+FREE, STRANGERS = 400, 100  # free descriptors of a server, and the strangers that it may then accept
+SLACK = 100  # connections never accepted: the kernel queues some, and some arrive during a poll
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def make_server(context: Context) -> TcpServer:
 
 
 class Ends:
-    """A server, and what speaks to it with a key of the run's."""
+    """A server, and clients that have one of the run's keys."""
 
     def __init__(self, held: ExitStack) -> None:
         self._held, self.context, self._waiter = held, new_context(), Waiter()
@@ -57,7 +57,7 @@ class Ends:
         self._waiter.register(self.server)
 
     def speak(self, client: TcpClient | None = None) -> TcpClient:
-        """Returns once that client, or a new one, has been heard."""
+        """Wait until that client, or a new one, is heard."""
         if client is None:
             at, me = f"127.0.0.1:{self.server.port}", Address("run", TaskId("member", 1), 1)
             client = TcpClient(self.context, at, THEIRS, KEYS.public, me, CLOCK)
@@ -129,7 +129,7 @@ def test_a_snapshot_port_is_guarded_the_same_way(held: ExitStack) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.settimeout(NEWS_S_MAX)
         while stranger.recv(1024):
-            pass  # its greeting, and then the end
+            pass  # its greeting and then the end
 
 
 def test_the_ports_listen_at_the_given_address_of_this_machine(

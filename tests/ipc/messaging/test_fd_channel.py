@@ -45,7 +45,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, Channel]]:
-    """A bare socket, and the channel at its other end."""
+    """Return a bare socket and the channel at its other end."""
     one, other = socket.socketpair()
     channel = FdChannel(other, DECODER)
     yield one, channel
@@ -129,7 +129,7 @@ def test_a_message_whose_sending_is_interrupted_by_a_signal_arrives_whole(ends: 
     before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
 
     def interrupt_then_read() -> None:
-        select.select([other.fd], [], [], DEADLINE_S)  # a part is there, and nobody takes it
+        select.select([other.fd], [], [], DEADLINE_S)  # a part has arrived and stays unread
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         handled.wait(DEADLINE_S)
         found.append(take(other)[0])
@@ -139,7 +139,7 @@ def test_a_message_whose_sending_is_interrupted_by_a_signal_arrives_whole(ends: 
     try:
         one.send(long)
     finally:
-        one.close()  # who waits for more than was sent sees the end
+        one.close()  # a reader that waits for more than was sent sees the end
         reader.join(DEADLINE_S)
         signal.signal(signal.SIGUSR1, before)
     assert found == [long]

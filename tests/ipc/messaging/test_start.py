@@ -66,7 +66,7 @@ def test_the_command_line_shows_role_logdir_and_target() -> None:
 
 
 def test_an_interpreter_without_options_starts_a_trainer_without_options() -> None:
-    """In the tree, where there is no -P, either."""
+    """In the source tree there is no -P either."""
     program = """
 from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.start import Start

@@ -28,7 +28,7 @@ def talk(request: pytest.FixtureRequest) -> Iterator[Talk]:
 
 
 def meet(talk: Talk, task: TaskId = TRAINER, incarnation: int = 1) -> tuple[ServerEndpoint, ClientEndpoint]:
-    """A server (the one that is there, if there is one) and a client whose Hello it has acknowledged."""
+    """Return a server (the present one, if any) and a client whose Hello it has acknowledged."""
     if talk.server is None:
         talk.server = talk.wire.server()
     client = talk.wire.client(task, incarnation)
@@ -104,7 +104,7 @@ def test_messages_that_a_killed_server_had_not_acknowledged_reach_the_next_one(t
     talk.acknowledges = True
     talk.until_all_said()
 
-    assert notes(talk) == ["note 1", "note 1"]  # once by each life
+    assert notes(talk) == ["note 1", "note 1"]  # once by each incarnation
     assert client.connections == 2
 
 
@@ -123,7 +123,7 @@ def test_a_message_that_took_no_effect_is_not_acknowledged_however_often_it_is_s
     server, client = meet(talk)
     talk.acknowledges = False
     client.send_reliable(note(1))
-    talk.until(lambda: server.dropped["seen before"] >= 1)  # said again after RESEND_S
+    talk.until(lambda: server.dropped["seen before"] >= 1)  # resent after RESEND_S
 
     assert len(client.peer.outbox) == 1
     assert notes(talk) == ["note 1"]
@@ -138,7 +138,7 @@ def test_a_lost_acknowledgement_is_repeated_and_the_message_is_handled_once(talk
     talk.until_all_said()
     seq = next(received.seq for received in talk.at_server if isinstance(received.body, UserSave))
     talk.at_clients.clear()
-    talk.wire.raw(client, [envelope(note(1), seq=seq)])  # as if the first acknowledgement had not come
+    talk.wire.raw(client, [envelope(note(1), seq=seq)])  # as if the first acknowledgement had been lost
     talk.until(lambda: talk.answers(Ack))
 
     assert notes(talk) == ["note 1"]
@@ -193,7 +193,7 @@ def test_a_message_of_another_run_is_dropped_and_counted(talk: Talk) -> None:
 
 def test_the_command_line_belongs_to_no_run_and_gets_an_answer(talk: Talk) -> None:
     talk.server = talk.wire.server(task=WATCHDOG)
-    talk.greets = False  # a command asks one thing and goes
+    talk.greets = False  # a command asks one thing and leaves
     command = talk.wire.client(COMMAND_LINE, run="")
     talk.clients = [command]
     seq = command.send_reliable(StatusRequest())

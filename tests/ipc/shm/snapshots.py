@@ -16,11 +16,11 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN = "0123456789abcdef"
-STATE_AT = 16  # where the state stands in the header of a slot
+STATE_AT = 16  # the offset of the state in a slot's header
 
 
 def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, int]:
-    """Copies `tensors` into the slot; what `publish` takes."""
+    """Copy `tensors` into the slot. Return the arguments for `publish`."""
     at, entries = HEADER_BYTES, []
     for key, data in tensors.items():
         at = align(at)
@@ -47,7 +47,7 @@ def tensors_in(reader: SlotReader) -> dict[str, bytes]:
 
 
 def read(info: SlotInfo) -> dict[str, bytes]:
-    """The verified tensors of a slot."""
+    """Return the verified tensors of a slot."""
     reader = SlotReader(info)
     try:
         reader.verify_slot()
@@ -57,7 +57,7 @@ def read(info: SlotInfo) -> dict[str, bytes]:
 
 
 def flip(path: Path, at: int, mask: int = 0xFF) -> None:
-    """Damages one byte of a file."""
+    """Damage one byte of a file."""
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)

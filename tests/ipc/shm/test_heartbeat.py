@@ -112,7 +112,7 @@ def test_a_written_beat_is_read_back(
 def test_an_interrupted_beat_leaves_the_previous_one(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     whole = reader.read_heartbeat()
-    set_guard(path, 3)  # odd: its writer was killed in the middle
+    set_guard(path, 3)  # odd: its writer was killed halfway
     assert reader.read_heartbeat() == whole
 
     late = HeartbeatReader(path)
@@ -226,9 +226,7 @@ def test_a_heartbeat_is_whole_while_another_process_beats_at_full_speed_and_outl
     reader = HeartbeatReader(path)
     with running(source, path) as trainer:
         trainer.wait_said("beating")
-        until(
-            reader.read_heartbeat, lambda: None
-        )  # who comes while its writer is off the processor in mid-beat looks again
+        until(reader.read_heartbeat, lambda: None)  # a reader that finds the writer preempted in mid-beat reads again
         last = -1
         for _ in range(20_000):
             beat = reader.read_heartbeat()
@@ -238,7 +236,7 @@ def test_a_heartbeat_is_whole_while_another_process_beats_at_full_speed_and_outl
             last = beat.step
         trainer.kill()
     assert last > 1000
-    dead = reader.read_heartbeat()  # perhaps the last but one: it may have been killed in mid-beat
+    dead = reader.read_heartbeat()  # perhaps the last but one, if it was killed in mid-beat
     assert dead is not None
     assert dead.step >= last
     assert reader.read_heartbeat() == dead

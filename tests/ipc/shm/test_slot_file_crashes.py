@@ -68,7 +68,7 @@ def expected(sequence: int) -> dict[str, bytes]:
 
 
 def states(shm: Path) -> list[int]:
-    """As they lie in the files, whole headers or not."""
+    """Return the states in the files, whether their headers are whole or not."""
     return [struct.unpack_from("=I", path.read_bytes(), 16)[0] for path in sorted(shm.glob("slot.*"))]
 
 

@@ -33,7 +33,7 @@ def test_a_slot_grows_for_a_larger_snapshot_and_its_index(shm: Path, pool: SlotP
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As if the filesystem were this small; the real one is everybody's, and must not be filled up."""
+    """Pretend that the filesystem is that small; the real one is shared and must not be filled."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -15,7 +15,7 @@ OPENS, ADOPTS, REMOVES = E.READER_OPENS, E.NEXT_TRAINER_ADOPTS, E.SERVICE_REMOVE
 
 
 def after(*events: SlotEvent) -> SlotState:
-    """The state of a fresh slot after these."""
+    """Return the state of a fresh slot after these events."""
     state = S.FREE
     for event in events:
         state = next_state(state, event)
@@ -26,11 +26,11 @@ def after(*events: SlotEvent) -> SlotState:
     ("events", "state"),
     [
         ((BEGINS, PUBLISHES), S.READY),  # a snapshot
-        ((BEGINS, PUBLISHES, OPENS, OPENS), S.READY),  # saved, and restored from
+        ((BEGINS, PUBLISHES, OPENS, OPENS), S.READY),  # saved and restored from
         ((BEGINS, PUBLISHES, BEGINS, PUBLISHES), S.READY),  # the next snapshot in the same slot
-        ((BEGINS, ABANDONS, BEGINS, PUBLISHES), S.READY),  # one that failed before
+        ((BEGINS, ABANDONS, BEGINS, PUBLISHES), S.READY),  # one failed before it
         ((BEGINS, ADOPTS), S.FREE),  # torn: the trainer died
-        ((BEGINS, PUBLISHES, ADOPTS, BEGINS, PUBLISHES), S.READY),  # taken over once its state was on disk
+        ((BEGINS, PUBLISHES, ADOPTS, BEGINS, PUBLISHES), S.READY),  # adopted once its state was on disk
         ((BEGINS, PUBLISHES, OPENS, REMOVES), S.REMOVED),  # a trainer had restored from it
     ],
 )
@@ -60,7 +60,7 @@ def test_an_impossible_transition_is_a_bug_that_names_it(events: tuple[SlotEvent
 
 
 def ways(state: SlotState, length: int) -> Iterator[tuple[SlotEvent, ...]]:
-    """All ways of up to `length` events through the table."""
+    """Yield all paths of up to `length` events through the table."""
     yield ()
     if length:
         for (before, event), to in TRANSITIONS.items():

@@ -24,7 +24,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def slot(tmp_path: Path) -> Iterator[tuple[int, list[TensorEntry]]]:
-    """An open file that holds tensors of all `SIZES`, and what is listed of them."""
+    """Return an open file that holds tensors of all `SIZES`, and their entries."""
     at, entries = 4096, []
     fd = os.open(tmp_path / "slot", os.O_RDWR | os.O_CREAT)
     for number, size in enumerate(SIZES):
