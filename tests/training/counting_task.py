@@ -9,13 +9,13 @@ from tests.support.programs import DEADLINE_S
 
 
 class CountingTask:
-    """Trains on a thread: each step counts two counters on, one after the other."""
+    """Trains on a thread: each step increments two counters, one after the other."""
 
     def __init__(self, gate: StepGate) -> None:
         gate.open_steps()
         self.counted, self.ended = [0, 0], threading.Event()
         self.has_stepped, self.goes = threading.Event(), threading.Event()
-        self.goes.set()  # as long as it is not, a step stands between the two
+        self.goes.set()  # while it is clear, a step waits between the two
         self._step = gate.guard(self._count)
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
@@ -32,7 +32,7 @@ class CountingTask:
         self.counted[1] += 1
 
     def wait_step(self, count: int = 1) -> None:
-        """So many steps end from now on; the first may have been under way."""
+        """Wait until that many steps end from now on. The first may have been under way."""
         for _ in range(count):
             self.has_stepped.clear()
             assert self.has_stepped.wait(DEADLINE_S), "it makes no step"

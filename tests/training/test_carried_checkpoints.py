@@ -23,7 +23,7 @@ ALL = sorted(("checkpoint", *OLD))
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Of a run in `runs`, which has adopted `logs` with a checkpoint in it."""
+    """Return the start of a run in `runs` that has adopted `logs` with a checkpoint in it."""
     root, logdir = tmp_path / "runs", tmp_path / "logs"
     paths = find_paths(root)
     paths.home.mkdir(parents=True)
@@ -59,7 +59,7 @@ def test_a_kill_during_their_return_loses_none_though_the_program_deletes_again(
     for count in range(len(ALL)):
         shutil.rmtree(logdir)
         logdir.mkdir()
-        for name in OLD[:count]:  # that were back when it was killed
+        for name in OLD[:count]:  # those put back before the kill
             os.link(start.paths.home / "carried" / name, logdir / name)
         if carried.is_due():
             carried.link_checkpoints()
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_rotation_removes_before_its_link_is_not_kept_and_the_
 
 
 class Rotation:
-    """Takes the older checkpoint from a directory before the link of that number is made there."""
+    """Removes the older checkpoint from a directory before link number `at` is made there."""
 
     def __init__(self, logdir: Path, at: int) -> None:
         self._logdir, self._at, self._link, self.calls = logdir, at, os.link, 0

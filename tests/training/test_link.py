@@ -51,7 +51,7 @@ def make_watchdog(start: Start) -> Iterator[Callable[[], Server]]:
 
 
 def hear(server: Server, kind: type[Message]) -> bytes:
-    """Waits for a message of this kind; who sent it."""
+    """Wait for a message of this kind. Return its sender."""
     waiter, clock = Waiter(), SystemClock()
     waiter.register(server)
     deadline_s = clock.monotonic() + WAIT_S

@@ -94,7 +94,7 @@ class Observed:
     orders: TextIO
 
     def tell(self, line: str) -> None:
-        """It has done so when this returns."""
+        """Send a command and wait until it is done."""
         count = self.run.said().count(f"done: {line}\n")
         self.order(line)
         self.run.wait_for(line, lambda: self.run.said().count(f"done: {line}\n") > count)
@@ -104,7 +104,7 @@ class Observed:
         self.orders.flush()
 
     def wait_gone(self) -> None:
-        """Until its watchdog has left, after its own death."""
+        """Wait until its watchdog has exited after the program's death."""
         run_dir, pause = find_paths(self.run.logdir).run_dir, threading.Event()
         until(lambda: not run_dir.exists(), lambda: pause.wait(0.02), NEWS_S_MAX)
 
@@ -308,7 +308,7 @@ def test_a_hang_is_reported_and_ends_when_the_program_continues(tmp_path: Path) 
 
 
 def wait_at(run: Launched, event: str, step: int) -> dict[str, Any]:
-    """The first one of that step; before that, a busy machine may have made a hang of the time until the first step."""
+    """Wait for the first `event` at that step. A busy machine may have had one before its first step."""
     return run.wait_for(f"{event} at {step}", lambda: [e for e in run.events(event, "trainer") if e["step"] == step])[0]
 
 
@@ -388,7 +388,7 @@ def test_a_program_whose_watchdog_is_killed_goes_on_and_leaves_nothing(tmp_path:
 
 
 def processes(run: Launched) -> dict[str, int]:
-    """By role; none if the watchdog of a busy machine does not answer in time."""
+    """Return the processes by role, or none if the watchdog of a busy machine does not answer in time."""
     return {row["role"]: row["pid"] for row in run.status()["processes"]}
 
 
@@ -400,7 +400,7 @@ def test_row_50_a_removed_runtime_directory_is_recreated_for_a_program_without_a
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
-        # Their sockets are in the directory by then.
+        # Their sockets are in the directory by now.
         program.run.wait_for("the services", lambda: states(program.run).count("serving") == 2)
         rows = program.run.wait_for("the processes", partial(processes, program.run))
         run_dir = find_paths(program.run.logdir).run_dir

@@ -19,7 +19,7 @@ from tests.support.programs import running, until
 from tests.training.counting_task import CountingTask
 
 CHIEF, FIRST, SECOND = TaskId("chief"), TaskId("worker", 0), TaskId("worker", 1)
-GATHER_S = 60.0  # a worker's step ends much sooner, however loaded the machine is
+GATHER_S = 60.0  # a worker's step ends much sooner, however busy the machine is
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not about the limits must not depend on the load of the machine."""
+    """Keep tests that are not about limits independent of the machine's load."""
     monkeypatch.setattr(step_gate, "HELD_S_MAX", GATHER_S)
     monkeypatch.setattr(step_gate, "GATHER_S_MAX", GATHER_S)
     monkeypatch.setattr(step_gate, "WAIT_S_MAX", 2 * GATHER_S)
@@ -85,7 +85,7 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
             assert not hold.is_whole
             why.append(hold.why)
 
-        # Else a step of the other one has lasted longer than that.
+        # Otherwise a step of the other task has lasted longer than that.
         until(lambda: why[-1].startswith("worker.1 "), hold_once)
 
     slow.guard(step)()

@@ -23,7 +23,7 @@ BOOM = LastWords("ValueError", "boom", "Traceback …", 7)
 
 
 class Played:
-    """A core from 100 s on, whose processes have begun to run."""
+    """A core from 100 s on, whose processes have started."""
 
     def __init__(self, is_up: bool = True, trains: bool = True, **settings: Any) -> None:
         self.core, self.now_s = Core(Settings(**settings), 1, Random(0), 100.0), 100.0
@@ -51,7 +51,7 @@ class Played:
         return self.tell(Ended(task, 1, exit, **more), at_s=at_s)
 
     def hear(self, body: Body, at_s: float | None = None) -> list[Action]:
-        """From the trainer."""
+        """Receive a message from the trainer."""
         return self.tell(Said(TRAINER, self.core.chief.incarnation, body), at_s=at_s)
 
     def answer(self, to: TrainerExited | Finish, error: str) -> list[Action]:

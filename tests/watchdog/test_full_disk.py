@@ -35,7 +35,7 @@ def test_a_program_that_finds_no_room_restarts_when_there_is_some_and_has_not_fa
     options = ("--early-failures", "1", "--max-failures", "1", str(program), str(place / "data"))
     with launched(place / "logdir", *options, within=inside) as run:
         run.wait_for("the line", lambda: "disk full, waiting" in run.said())
-        # The filesystem is in a mount namespace of the run's own.
+        # The filesystem is in the run's own mount namespace.
         root = Path(f"/proc/{run.process.pid}/root")
         (root / (place / "data").relative_to("/")).unlink()
         (root / (place / "filler").relative_to("/")).unlink()
@@ -55,7 +55,7 @@ def test_full_disk_errors_are_recognized_by_their_number_anywhere_in_the_chain()
 
 
 class ResourceExhaustedError(Exception):
-    """As TensorFlow's."""
+    """Looks like TensorFlow's."""
 
 
 def test_tensorflows_full_disk_error_is_recognized_by_its_message() -> None:

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.fault
 ROOT = Path(__file__).parents[2]
 LAUNCH = Path(__file__).with_name("stand_ins") / "launch.py"
 NEWS_S_MAX = 300.0
-WAKES_PER_S_MAX = 40  # two ticks a second, and news; a deadline that is past and changes nothing makes it 200
+WAKES_PER_S_MAX = 40  # two ticks a second plus news; a past deadline that changes nothing would make it 200
 
 IDLE = """
 import threading
@@ -63,7 +63,7 @@ while True:
 
 
 class Run:
-    """One run under a watchdog of its own."""
+    """One run under its own watchdog."""
 
     def __init__(self, process: subprocess.Popen[str], logdir: Path, output: Path) -> None:
         self.process, self.logdir, self._output = process, logdir, output
@@ -101,7 +101,7 @@ class Run:
             pause.wait(0.02)
 
     def begun(self, incarnation: int = 1) -> Run:
-        """The program prints before its watchdog has noted its start, by which it is found."""
+        """Wait for the journal, too: the program prints before its watchdog has recorded its start."""
         self.until("begun", lambda: "begun" in self.log(incarnation))
         self.until("the note of its start", lambda: self.has_noted(incarnation))
         return self
@@ -117,7 +117,7 @@ class Run:
 def launched(tmp_path: Path, source: str, **settings: Any) -> Iterator[Run]:
     program, logdir, output = tmp_path / "train.py", tmp_path / "logdir", tmp_path / "output"
     program.write_text(source)
-    settings.setdefault("grace_s", 60.0)  # of which the idle programs need none
+    settings.setdefault("grace_s", 60.0)  # the idle programs need none of it
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("env", {})}
     args = settings.pop("args", ())
     with output.open("a") as stream:
@@ -199,7 +199,7 @@ def test_a_killed_trainer_is_noticed_at_once_and_restarted(tmp_path: Path) -> No
             assert (ended["cause"], ended["signal"], ended["code"]) == ("killed", "SIGKILL", None)
             assert ended["evidence"] == "SIGKILL, sender unknown"
             noticed_s.append(ended["time"] - killed_at)
-        assert min(noticed_s) < 0.5  # no tick is waited for; 50 ms on a machine that is not busy with tests
+        assert min(noticed_s) < 0.5  # it does not wait for a tick; 50 ms on an idle machine
         assert others == [run.pid("checkpoint"), run.pid("summary")]
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130
@@ -242,7 +242,7 @@ def test_a_killed_service_comes_back_and_nobody_else_notices(tmp_path: Path) -> 
             os.kill(before, signal.SIGKILL)
             run.until(f"a new {role}", partial(run.has_another, role, before))
         assert trainer == run.pid("trainer")
-        restarted = {"checkpoint", "summary"}  # which is noted behind the start
+        restarted = {"checkpoint", "summary"}  # recorded after the start
         run.until("word of both", lambda: {e["role"] for e in run.journal("service_restarted")} == restarted)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130
@@ -280,7 +280,8 @@ def test_row_27_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path)
 def test_row_08_a_trainer_that_ignores_messages_is_killed_when_its_share_of_the_grace_period_is_over(
     tmp_path: Path,
 ) -> None:
-    # The sum never lets go of the interpreter: no handler of a signal and no other thread of the trainer runs.
+    # The sum never releases the interpreter: no signal handler and no other thread of the trainer
+    # runs.
     source = "import itertools\nprint('begun', flush=True)\nsum(itertools.repeat(0))"
     with launched(tmp_path, source, grace_s=2.5) as run:
         run.begun().process.send_signal(signal.SIGTERM)
@@ -321,7 +322,7 @@ def test_row_31_a_deleted_control_socket_is_recreated(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
-        assert json.loads(done.stdout)["running"]  # from the file, meanwhile
+        assert json.loads(done.stdout)["running"]  # from the file in the meantime
         run.until("the new socket", paths.control_socket.exists)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130
@@ -346,7 +347,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
 
 # -- the run's files ------------------------------------------------------------------------------------------------
 def ask_status(run: Run) -> dict[str, Any]:
-    """As `procsv status --json`, in a process of its own."""
+    """Run `procsv status --json` in its own process."""
     command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
@@ -355,12 +356,12 @@ def ask_status(run: Run) -> dict[str, Any]:
 
 
 def has_processes(run: Run, pids: dict[str, int]) -> bool:
-    """Whether the watchdog says so; on a busy machine it may not answer within the second that `status` gives it."""
+    """Return whether the watchdog answers with processes; a busy one may need more than `status`'s second."""
     return {row["role"]: row["pid"] for row in ask_status(run)["processes"] if row["role"] in pids} == pids
 
 
 def serve(run: Run) -> None:
-    """Waits until both services serve."""
+    """Wait until both services serve."""
 
     def states() -> list[str]:
         return [row["state"] for row in ask_status(run)["processes"] if row["role"] in ("checkpoint", "summary")]

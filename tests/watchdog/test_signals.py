@@ -29,7 +29,7 @@ def save(*_):
 """
 BEGUN = "print('begun', flush=True)\n"
 WAIT = f"{BEGUN}while True:\n    time.sleep(0.05)\n"
-# Programs with a handler of their own for SIGTERM, and the exit code that each has for it.
+# Programs with their own SIGTERM handlers, and each one's exit code.
 HANDLERS = {
     "exits": ("def leave(*_):\n    save(); sys.exit(0)\nsignal.signal(signal.SIGTERM, leave)\n" + WAIT, 0),
     "exits with a code": ("def leave(*_):\n    save(); sys.exit(3)\nsignal.signal(signal.SIGTERM, leave)\n" + WAIT, 3),

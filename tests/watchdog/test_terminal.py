@@ -76,7 +76,7 @@ STUBBORN = (
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_without_a_session_ends_at_once_and_in_order_when_it_is_stopped(tmp_path: Path, number: int) -> None:
-    with launched(tmp_path, CAREFUL, grace_s=36_000.0) as run:  # a test that waits for the grace does not end
+    with launched(tmp_path, CAREFUL, grace_s=36_000.0) as run:  # a test that waited for the grace period would not end
         run.begun()
         run.process.send_signal(number)
         assert run.end() in NOT_SAVED
@@ -111,7 +111,7 @@ finally:
 
 
 class Watched:
-    """`procsv launch` on a terminal of `columns`."""
+    """`procsv launch` on a terminal of `columns` columns."""
 
     def __init__(self, tmp_path: Path, source: str, columns: int) -> None:
         (tmp_path / "train.py").write_text(source)
@@ -127,7 +127,7 @@ class Watched:
         self.shown = ""
 
     def local_flags(self) -> int:
-        """Of the terminal: echo and the like."""
+        """Return the terminal's local flags: echo and so on."""
         return int(termios.tcgetattr(self._fd)[3])
 
     def press(self, keys: bytes) -> None:
@@ -135,14 +135,14 @@ class Watched:
         os.write(self._fd, keys)
 
     def until(self, what: str, holds: Callable[[list[str]], bool]) -> list[str]:
-        """The rows, once they are so; "the end": all of them."""
+        """Return the rows once `is_so`, or all of them for "the end"."""
         until_s = time.monotonic() + NEWS_S_MAX  # the line is drawn each second: there is always something to read
         while not holds(self.terminal.rows):
             assert time.monotonic() < until_s, f"no {what}: {self.terminal.rows}"
             assert select.select([self._fd], [], [], NEWS_S_MAX)[0], f"no {what}: {self.terminal.rows}"
             try:
                 data = os.read(self._fd, 65536)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end is closed
                 assert what == "the end", f"ended before {what}: {self.terminal.rows}"
                 break
             self.said += data

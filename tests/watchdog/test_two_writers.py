@@ -44,7 +44,7 @@ ELSEWHERE = Lease(
 
 
 def kill(*pids: int) -> None:
-    """They are gone when this returns."""
+    """Kill them and wait until they are gone."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -55,7 +55,7 @@ def kill(*pids: int) -> None:
 
 @contextlib.contextmanager
 def abandoned(tmp_path: Path, env: dict[str, str]) -> Iterator[int]:
-    """The pid of a frozen trainer.  All others of its run are dead, and what spoke of it outside the logdir is gone."""
+    """Return the pid of a frozen trainer. All other processes of its run are dead, and only the logdir names it."""
     with launched(tmp_path, IDLE, env=env) as run:
         run.begun()
         trainer = run.pid("trainer")
@@ -80,7 +80,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def elsewhere() -> Iterator[dict[str, str]]:
-    """The environment of a launch with another runtime directory."""
+    """Return the environment of a launch with another runtime directory."""
     with tempfile.TemporaryDirectory(prefix="psv-") as runtime:
         yield {"XDG_RUNTIME_DIR": runtime}
 
@@ -90,7 +90,7 @@ def lease_file(tmp_path: Path) -> LeaseFile:
 
 
 def put(tmp_path: Path, lease: Lease) -> None:
-    """As another machine does it."""
+    """Write the lease as another machine does."""
     find_paths(tmp_path / "logdir").home.mkdir(parents=True, exist_ok=True)
     lease_file(tmp_path).take_lease(lease)
 
@@ -205,7 +205,7 @@ def test_row_53_a_writers_lock_without_its_file_still_keeps_the_next_trainer_fro
 
 
 def take_fd(pid: int, fd: int) -> int:
-    """The open file of another process, as if it had been inherited: nobody can see that we are one of its tree."""
+    """Take another process's open file as if inherited: nothing shows that we are one of its tree."""
     pidfd = os.pidfd_open(pid)
     taken = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, fd, 0)
     os.close(pidfd)

@@ -58,7 +58,7 @@ class Process:
 
 
 class CheckedCore(Core):
-    """The core; nothing may come of it after the end."""
+    """The core with a check that nothing follows its end."""
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         was_over = self.exit_code is not None
@@ -69,9 +69,11 @@ class CheckedCore(Core):
 
 @dataclass
 class World(MachineInMemory[Process]):
-    """The watchdog under test and everything around it.  `stubborn`: a killed trainer's tree stays.  `frozen`: it is stopped.
-    `immortal`: SIGKILL changes nothing (it waits for a disk that is gone).  `silent`: services whose loop does not come round,
-    and what their threads show.
+    """The watchdog under test and everything around it.
+
+    `stubborn`: a killed trainer's tree stays. `frozen`: it is stopped. `immortal`: SIGKILL has no
+    effect, as on a task that waits for a lost disk. `silent`: services with stuck loops, and what
+    their threads show.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -83,7 +85,7 @@ class World(MachineInMemory[Process]):
     refuses_spawns: bool = False
     refused: int = 0
     promotion: str = (
-        "forks"  # what a standby does that is to be the trainer: forks, becomes it, cannot be told, is silent
+        "forks"  # how a standby reacts to its promotion: forks, becomes the trainer, cannot be reached, is silent
     )
     room_bytes: int = 2**40
     stacks: str = ""
@@ -182,7 +184,7 @@ class World(MachineInMemory[Process]):
         return self.memory_step
 
     def beat_of(self, child: Process) -> Heartbeat | None:
-        """A service that is up comes round all the time."""
+        """A running service always comes round."""
         if child.task in SERVICES and child.is_ready and child.task not in self.silent:
             child.beat = replace(child.beat or Heartbeat(Phase.IDLE, NO_STEP, 0, 0.0, 0.0), beat_s=self.now_s)
         return child.beat
@@ -218,25 +220,25 @@ class World(MachineInMemory[Process]):
         self.turn()
 
     def turn(self) -> None:
-        """The event loop comes round until it has heard everything."""
+        """Run the event loop until it has heard everything."""
         self.reactor.run_once()
         while self.quit is None and (self.dead or self.asked or self.standby_words or self.sockets.has_news):
             self.reactor.run_once()
 
     def receive(self, task: TaskId, body: Body, re: int = 0, answers: Message | None = None) -> None:
-        """A process that is alive has said this."""
+        """Receive a message from a living process."""
         received = Received(b"", task, self.alive[task].incarnation, 0, re, body, answers)
         self.sockets.end_of(task).news.append(received)
 
     def advance(self, by_s: float) -> None:
-        """Time passes, in the event loop's own steps."""
+        """Let time pass in the event loop's own steps."""
         until_s = self.now_s + by_s
         while self.now_s < until_s and self.quit is None:
             self._clock.advance(min(self.reactor.pause_s(), until_s - self.now_s))
             self.turn()
 
     def ready(self, *tasks: TaskId) -> World:
-        """These services now hear what they are told."""
+        """These services now receive messages."""
         for task in tasks or (CHECKPOINT, SUMMARY):
             self.alive[task].is_ready = True
             self.receive(task, Ack(), answers=Hello(1))
@@ -244,7 +246,7 @@ class World(MachineInMemory[Process]):
         return self
 
     def train(self, step: int, restored: int = 0, source: Source | None = None) -> World:
-        """The trainer comes to train, and is at `step`."""
+        """Let the trainer train and reach `step`."""
         trainer = self.alive[TRAINER]
         self.receive(TRAINER, Hello(1))
         for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
@@ -257,13 +259,13 @@ class World(MachineInMemory[Process]):
         return self
 
     def loaded(self) -> World:
-        """The trainer has written down what it has imported."""
+        """Let the trainer record its imports."""
         self.receive(TRAINER, Loaded())
         self.advance(TICK_S)
         return self
 
     def wait(self) -> World:
-        """The standby has imported everything, and waits."""
+        """Let the standby finish its imports and wait."""
         self.standby_words.append(StandbySaid(self.alive[STANDBY].incarnation, Waiting(2000, 2.5)))
         self.turn()
         return self
@@ -313,7 +315,7 @@ class World(MachineInMemory[Process]):
 
 
 class _Scripted:
-    """An end that receives what the test says."""
+    """An endpoint that receives what the test says."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(Address("run", WATCHDOG, 1), clock)  # type: ignore[call-arg]  # of the endpoint beside it
@@ -368,12 +370,12 @@ class ScriptedSockets:
         raise AssertionError("time moves in World.advance alone")
 
     def restore_server(self) -> None:
-        """Nothing is ever lost."""
+        """Do nothing: nothing is ever lost."""
 
     def close(self) -> None:
-        """There are none."""
+        """Do nothing: there are no sockets."""
 
 
 def running(step: int = 840, **changes: object) -> World:
-    """One whose trainer has come so far."""
+    """Return a world whose trainer has reached that point."""
     return World(**changes).ready().train(step)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def keras_model(optimizer: str = "adam", layers: int = 1) -> Callable[[], tuple[
 
 
 def snapshot(source: EagerState, shm: Path, meanwhile: Callable[[], object] = lambda: None) -> Path:
-    """A published snapshot; `meanwhile` is called between capture and copy."""
+    """Return a published snapshot. `meanwhile` is called between capture and copy."""
     backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source, "test")
     backend.reserve()
     finish = backend.capture(1, "")

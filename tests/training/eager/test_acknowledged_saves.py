@@ -28,7 +28,7 @@ def value_in(path: str) -> float:
 
 
 def save_without_restoring(directory: Path, value: float, saves: int) -> list[float]:
-    """A program's run from its start to its end: what its files hold right after each acknowledgement."""
+    """Run a program from start to end. Return the contents of its files right after each acknowledgement."""
     v, found = tf.Variable(0.0), []
     with procsv.CheckpointManager(tf.train.Checkpoint(v=v), directory, snapshot_secs=None) as manager:
         for _ in range(saves):
@@ -46,7 +46,7 @@ def test_a_program_that_saves_without_restoring_finds_its_own_state_in_its_file(
     newest, older = (read_manifest(manifest_of(f"{tmp_path}/run/ckpt-{number}")) for number in (1, 3))
     assert newest is not None
     assert older is not None
-    assert newest.sequence > older.sequence  # by which the service tells the newer of two states
+    assert newest.sequence > older.sequence  # the service orders states by it
 
 
 PROGRAM = """
@@ -110,7 +110,7 @@ def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(
         raise UserError("no checkpoint service")
 
     monkeypatch.setattr(restore_client, "_ask_state", lost)
-    assert save_without_restoring(tmp_path / "run", 1.0, saves=1) == [1.0]  # which is there all the same, in truth
+    assert save_without_restoring(tmp_path / "run", 1.0, saves=1) == [1.0]  # though it really exists
     assert "saves may fail: " in caplog.text
 
 

@@ -39,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def plain(directory: Path, **options: Any) -> tuple[Any, Any]:
-    """The same objects with TensorFlow's own manager."""
+    """Return the same objects with TensorFlow's own manager."""
     v = tf.Variable(0)
     checkpoint = tf.train.Checkpoint(v=v, step=tf.Variable(0, dtype=tf.int64))
     return v, tf.train.CheckpointManager(checkpoint, str(directory), **{"max_to_keep": 5, **options})
@@ -101,7 +101,7 @@ def test_a_program_that_restores_and_ends_writes_nothing_and_one_that_trains_a_s
         assert manager.restore_or_initialize() == f"{directory}/ckpt-1"
     assert written.stat().st_mtime_ns == before
 
-    quiet = Counting(directory)  # its steps are seen by its counter alone
+    quiet = Counting(directory)  # its steps show only in its counter
     quiet.manager._counter = quiet.step
     with quiet.manager as manager:
         manager.restore_or_initialize()
@@ -239,7 +239,7 @@ def test_an_unwritable_directory_is_reported_and_training_goes_on(directory: Pat
     with counting.manager as manager:
         counting.train()
         assert manager.save(wait=True)
-        (directory / "ckpt-2.index").mkdir()  # in the way of the next one
+        (directory / "ckpt-2.index").mkdir()  # blocks the next one
         with pytest.raises(OSError, match="ckpt-2 is not saved"):
             manager.save(wait=True)
         counting.train()
@@ -315,7 +315,7 @@ def test_the_manager_knows_whether_the_program_has_restored_the_existing_state(
     again = Counting(directory)
     newest = f"{directory}/ckpt-1"
     match way:
-        case "a part":  # as of a model that was trained before, elsewhere
+        case "a part":  # as from a model trained before, elsewhere
             tf.train.Checkpoint(v=again.v).restore(newest).expect_partial()
         case "its own":
             again.checkpoint.restore(again.manager.latest_checkpoint)

@@ -29,13 +29,13 @@ from tests.training.eager.eager_states import (
 
 
 def thousand_layers() -> Any:
-    """Beside each other: one above another, they are too deep for Python."""
+    """Make a thousand layers side by side: nested, they would be too deep for Python."""
     import keras
 
     class Wide(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            # TensorFlow makes a kernel for each name of a variable that is new to it, which takes most of the time.
+            # TensorFlow makes a kernel for each new variable name, which takes most of the time.
             self.dense = [keras.layers.Dense(2, name="dense") for _ in range(1000)]
 
         def build(self, shape: Any) -> None:
@@ -66,7 +66,7 @@ def test_files_equal_a_checkpoints_and_restore_through_it_and_from_memory(case: 
     before = checkpoint.write(str(tmp_path / "before"))
     slot = snapshot(source_of(checkpoint, tmp_path), shm)
     written(slot, tmp_path / "ours")
-    after = checkpoint.write(str(tmp_path / "after"))  # of an iterator that works ahead it may be another file
+    after = checkpoint.write(str(tmp_path / "after"))  # an iterator that prefetches may have another file
     for suffix in (".index", ".data-00000-of-00001"):
         theirs = [f"{before}{suffix}", f"{after}{suffix}"]
         assert any(filecmp.cmp(their, tmp_path / f"ours{suffix}", shallow=False) for their in theirs), suffix

@@ -140,7 +140,7 @@ def test_an_object_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: P
         lambda: root.parts.append(tf.Variable(3.0)),
         lambda: root.by_name.update(b=tf.Variable(4.0)),
         lambda: setattr(root, "late", tf.Variable(5.0)),
-        lambda: setattr(root, "late", tf.Variable(6.0)),  # another one of the same name
+        lambda: setattr(root, "late", tf.Variable(6.0)),  # another one with the same name
     ]
     for change in changes:
         assert source.current()[0] is graphs[-1]
@@ -174,7 +174,7 @@ def test_a_snapshot_holds_its_own_moment_though_objects_are_attached_while_it_is
 def test_a_non_variable_is_captured_afresh_at_each_snapshot(tmp_path: Path, shm: Path) -> None:
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     elements = iter(tf.data.Dataset.range(40).shuffle(9, seed=1))
-    state = tf.train.experimental.PythonState  # has an own way of saving
+    state = tf.train.experimental.PythonState  # saves in its own way
     counter = type("Counter", (state,), {"serialize": lambda self: str(self.n), "deserialize": _set_n})()
     counter.n = 1
     source = source_of(tf.train.Checkpoint(table=table, elements=elements, counter=counter), tmp_path)
@@ -212,7 +212,7 @@ def test_a_partially_updated_variable_is_captured_without_a_copy(tmp_path: Path)
         number = next(n for n, item in enumerate(source.current()[0].tracked) if item.key.startswith("rows/"))
         return captured, number
 
-    for _ in range(4):  # by then it was seen that reading it copies
+    for _ in range(4):  # by then its reads are known to copy
         update()
         capture()
     update()

@@ -46,7 +46,7 @@ def tensor_list(size: int) -> Any:
 
 
 def variant(size: int) -> Any:
-    """A variable that holds a list of tensors."""
+    """Make a variable that holds a list of tensors."""
     kind: Any = next(c for c in type(tf.Variable(0)).__mro__ if c.__name__ == "ResourceVariable")
     return kind(initial_value=tensor_list(size), dtype=tf.variant, shape=tf.TensorShape([]))
 
@@ -120,7 +120,7 @@ def test_a_closed_manager_lists_what_it_had_and_enters_no_run(manager_of: Made, 
 
 @managers
 def test_the_last_save_wins_whatever_was_under_its_name(manager_of: Made, tmp_path: Path) -> None:
-    """As a program does that saves and does not restore."""
+    """A program that saves without restoring does this."""
     for value, saves in ((1.0, 2), (2.0, 1)):
         v = tf.Variable(value)
         manager = manager_of(tf.train.Checkpoint(v=v), str(tmp_path / "run"), max_to_keep=3)
@@ -153,7 +153,7 @@ def test_saves_are_numbered_as_requested_and_spaced_by_the_step_counter(manager_
         saved.append(manager.save(checkpoint_number=step))
     assert names(path for path in saved if path) == ["model-1", "model-4"]
     assert Path(manager.save(check_interval=False)).name == "model-3"
-    assert manager.save() is None  # of this step there is one
+    assert manager.save() is None  # this step already has one
     manager.sync()
     assert names(manager.checkpoints) == ["model-1", "model-4", "model-3"]
     close(manager)

@@ -62,7 +62,7 @@ def _values(reader: SlotReader) -> dict[str, Any]:
 
 
 def _read(shm: Path) -> tuple[int, dict[str, Any]]:
-    """The step that the newest snapshot is of, by its header and by its name, and its values."""
+    """Return the step of the newest snapshot by its header and by its name, and its values."""
     reader = SlotReader(scan_slots(shm)[0])
     try:
         reader.verify_slot()
@@ -81,7 +81,7 @@ def test_no_capture_of_four_hundred_is_torn_while_training_runs_in_a_tight_loop(
             for i, size in enumerate((50_000, 50_000, 50_000, 10, 3000))
         ]
         adds = [tf1.assign_add(w, tf.ones_like(w)) for w in weights[1:]]
-        rows = tf1.scatter_add(weights[0], tf.range(50_000), tf.ones([50_000]))  # in place, whatever its kind
+        rows = tf1.scatter_add(weights[0], tf.range(50_000), tf.ones([50_000]))  # in place, for every kind
         train = tf.group(tf1.assign_add(step, 1), rows, *adds)
         config = _config(tf1.train.Saver(), graph, step)
         with tf1.Session() as session:
@@ -96,7 +96,7 @@ def test_no_capture_of_four_hundred_is_torn_while_training_runs_in_a_tight_loop(
                 assert finish is not None
                 copier = threading.Thread(target=finish)
                 copier.start()
-                session.run(train)  # while the copy is under way
+                session.run(train)  # during the copy
                 session.run(train)
                 copier.join()
                 taken, values = _read(shm)
@@ -275,7 +275,7 @@ def test_thousands_of_variables_are_read_by_few_ops_each_on_their_own_device(
         before = set(graph.get_operations())
         caplog.clear()
         views = views_of(tensors)
-        assert not caplog.records  # no advice about functions that the program has not called
+        assert not caplog.records  # no warnings about functions that the program has not called
         made = [op for op in graph.get_operations() if op not in before and op.type == "_ReadVariablesOp"]
 
         assert [len(op.outputs) for op in made] == 2 * [TOGETHER_MAX, TOGETHER_MAX, 1]

@@ -43,7 +43,7 @@ with procsv.Supervisor(summary_op=None).managed_session() as session:
 
 @contextlib.contextmanager
 def supervised(logdir: Path, **shapes: list[int]) -> Iterator[Any]:
-    """A session of a graph with these variables."""
+    """Return a session of a graph with these variables."""
     with tf.Graph().as_default():
         tf1.train.get_or_create_global_step()
         for name, shape in shapes.items():

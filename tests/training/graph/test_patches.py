@@ -25,7 +25,7 @@ from procsv.training.process.drop_in import class_patches
 
 tf1 = tf.compat.v1
 
-Case = tuple[Patch, Callable[[], object]]  # a patch, and what it changes
+Case = tuple[Patch, Callable[[], object]]  # a patch and what it changes
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_patch_changes_tensorflow_until_it_is_undone(case: Callable[[Any], Cas
 
 
 def _names_of_tensorflow() -> dict[tuple[str, str], int]:
-    """What each name of each module stands for, the programs' modules included."""
+    """Return what each name of each module refers to, including the program's modules."""
     own = ("procsv", "services", "ipc")
     modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in own}
     return {
@@ -84,7 +84,7 @@ def _names_of_tensorflow() -> dict[tuple[str, str], int]:
 
 def test_the_classes_of_drop_in_are_tensorflows_again_after_the_undo() -> None:
     patches = class_patches()
-    for patch in (*patches, *reversed(patches)):  # names that load late are there before it is counted
+    for patch in (*patches, *reversed(patches)):  # load lazy names before counting
         patch.apply() if not patch.is_applied else patch.undo()
     before = _names_of_tensorflow()
     for patch in patches:
@@ -128,10 +128,11 @@ def test_ops_hidden_at_different_times_are_all_hidden(graph: Any) -> None:
     assert graph.get_operation_by_name("second").name == "second"
 
 
-# Of procsv's own classes, which extend TensorFlow's; and a hook is as it was before it began.
+# Attributes of procsv's own classes, which extend TensorFlow's; a hook is as it was before it
+# began.
 PATCHES = ("patches.py", "private.py", "epochs.py")
 ASSIGNED_ELSEWHERE = {
-    "__loader__",  # what an import sets
+    "__loader__",  # set by an import
     "_controller",
     "_procsv_at_close",
     "_procsv_boundary",

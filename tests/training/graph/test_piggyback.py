@@ -21,7 +21,7 @@ def graph() -> Iterator[Any]:
 
 
 def numbers() -> Any:
-    """Each run takes the next one: 0, 1, 2, …"""
+    """Return an op that takes the next number in each run: 0, 1, 2, …"""
     return tf.cast(tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(1000)).get_next(), tf.float32)
 
 
@@ -35,7 +35,7 @@ def names(split: Split | None) -> list[str]:
 
 
 def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tuple[PendingFetch, list[Any]]:
-    """A fetch of `op` that the last of so many runs takes along, and what the runs gave."""
+    """Fetch `op` along with the last of that many runs. Return the fetch and the runs' results."""
     carrying = PiggybackFetch(op, tf1.get_default_graph())
     pending_fetch = PendingFetch(carrying, lambda: 7)
     with tf1.Session() as session:

@@ -27,7 +27,7 @@ def shm() -> Iterator[Path]:
 
 
 def _updates(table: Any) -> dict[str, Any]:
-    """Ops that change some rows of `table`, a resource variable, each in a way of its own."""
+    """Return ops that change some rows of `table`, a resource variable, each in its own way."""
     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ROWS))
     ones = tf.ones([len(ROWS), table.shape[1]])
     optimizers = [

@@ -108,7 +108,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
             assert snapshots is not None
             assert training.wait_asked(NEWS_S_MAX)  # the first state is saved
             session.run(train)
-            snapshots.take_snapshot("")  # of step 1; it is saved when the run ends
+            snapshots.take_snapshot("")  # a snapshot of step 1, saved when the run ends
             session.run(train)
             supervisor.saver.save(session, supervisor.save_path, global_step=step)
     assert _listed(tmp_path) == ["model.ckpt-0", "model.ckpt-1", "model.ckpt-2"]
@@ -117,10 +117,10 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
 def test_saves_before_the_first_durable_state_stay_and_another_savers_are_neither_dropped_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*stop")  # of the service: a slow disk
+    monkeypatch.setenv("PROCSV_FAILPOINTS", "checkpoint.temporary_created=1*stop")  # in the service: a slow disk
     monkeypatch.setattr(
         "procsv.training.snapshots.training_run.FIRST_SAVE_S_MAX", 0.0
-    )  # slower than the first step waits for
+    )  # slower than the first step's wait
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         train = tf1.assign_add(step, 1)
@@ -141,13 +141,13 @@ def test_saves_before_the_first_durable_state_stay_and_another_savers_are_neithe
             assert not (tmp_path / "model.ckpt-0.index").exists()
             journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
             (service,) = (e["pid"] for e in journal if (e["event"], e["role"]) == ("spawned", "checkpoint"))
-            held = psutil.Process(service)  # once it is: it would stop behind the signal, else
+            held = psutil.Process(service)  # wait for the stop: otherwise it would come after the signal
             _wait_until(lambda: held.status() == psutil.STATUS_STOPPED, "service that is stopped")
             os.kill(service, signal.SIGCONT)
             training = training_of(supervisor)
             assert training.wait_asked(NEWS_S_MAX)  # the first state, late
             for name in ("best-1", "model.ckpt-3", "model.ckpt-4"):
-                _wait_for(tmp_path / f"{name}.manifest.json")  # else the end waits for them, but not for ever
+                _wait_for(tmp_path / f"{name}.manifest.json")  # otherwise the end waits for them, but not forever
     assert _listed(tmp_path) == ["best-1", "model.ckpt-3", "model.ckpt-4"]
     assert _there(tmp_path) == {"model.ckpt-3", "model.ckpt-4"}
     assert (tmp_path / "best-1.index").exists()

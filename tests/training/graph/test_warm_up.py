@@ -15,7 +15,7 @@ tf1 = tf.compat.v1
 
 
 def _train(logdir: Path, order: list[str], until: str) -> None:
-    """One session, trained until `until` has happened."""
+    """Run one session and train until `until` has happened."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()

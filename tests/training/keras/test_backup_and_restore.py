@@ -34,14 +34,14 @@ class Interrupted(Exception):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Raises after so many batches."""
+    """Raises after that many batches."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
         self.left = after
 
     def get_state(self) -> None:
-        """What interrupts is no state of the fit."""
+        """Return nothing: this callback has no state of the fit."""
 
     def set_state(self, state: None) -> None: ...
 
@@ -53,7 +53,7 @@ class Interrupt(keras.callbacks.Callback):
 
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each fit of a test is the first one of a program."""
+    """Make each fit of a test the first one of a program."""
     monkeypatch.setattr(backup, "numbers", _Forgetful())
 
 
@@ -84,7 +84,7 @@ def interrupted(directory: Path, after: int, **options: Any) -> None:
 
 
 def _end_run() -> None:
-    """As the end of the program does."""
+    """Do what the end of the program does."""
     from procsv.training.keras import hooks
 
     hooks.abandon_all()
@@ -148,7 +148,7 @@ def test_without_its_position_in_the_data_an_epoch_starts_over(tmp_path: Path) -
     interrupted(tmp_path / "run", 6)
     model, history = fit(tmp_path / "run", data="none")
     assert history.epoch == [0, 1, 2]
-    assert int(np.asarray(model.optimizer.iterations)) == 6 - 1 + 8  # the batch that raised was not seen to its end
+    assert int(np.asarray(model.optimizer.iterations)) == 6 - 1 + 8  # the batch that raised did not complete
 
 
 def test_the_callback_is_a_subclass_of_keras_own(tmp_path: Path) -> None:
@@ -287,4 +287,4 @@ def test_a_fit_left_open_whose_directory_is_deleted_keeps_neither_program_nor_me
     assert ours[-1] == Naming("procsv: gave up: ", f": {directory} ")
     assert not any("again" in line or "report" in line for line in ours), "nothing can be written there"
     assert not directory.exists()
-    # Nobody would look for its memory: conftest.py fails a test that leaves any.
+    # Its memory would be left: conftest.py fails a test that leaves any.

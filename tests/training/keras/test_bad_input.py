@@ -36,7 +36,7 @@ class Interrupt(keras.callbacks.Callback):
     """Raises after six batches of the first start."""
 
     def get_state(self) -> None:
-        """What interrupts is no state of the fit."""
+        """Return nothing: this callback has no state of the fit."""
 
     def set_state(self, state: None) -> None: ...
 
@@ -50,7 +50,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 class Unbuildable(keras.Model):
-    """Decides by the values of its input."""
+    """Branches on the values of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,11 +74,11 @@ def generator(batches: int) -> Iterator[Any]:
         yield X[16 * (number % 4) :][:16], Y[16 * (number % 4) :][:16]
 
 
-ONCE = generator(9)  # nobody can begin it again
+ONCE = generator(9)  # it cannot be started again
 
 
 def start(directory: Path, data: Any, is_first: bool, model: Any = None, **options: Any) -> Any:
-    """One start of a program."""
+    """Run one start of a program."""
     backup.numbers = FitNumbers()
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
@@ -172,7 +172,7 @@ def state_of(units: int, directory: Path) -> FitState:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, name="hidden"), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     model.optimizer.build(model.trainable_variables)
-    runtime: Any = None  # no file of this fit is written
+    runtime: Any = None  # this fit writes no files
     return FitState(
         model,
         numpy_plan(directory),

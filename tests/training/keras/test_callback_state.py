@@ -54,7 +54,7 @@ class Mean:
 
 
 class Callback:
-    """As Keras' own, with what a test gives it."""
+    """Like Keras' own, with attributes from a test."""
 
     def __init__(self, *, patience: int = 3, **attributes: Any) -> None:
         self.patience, self.wait = patience, 0
@@ -66,7 +66,7 @@ class Callback:
 
 
 def begin(callback: Any) -> Baseline:
-    """A fit begins."""
+    """Begin a fit."""
     baseline = Baseline(callback, frozenset())
     callback.on_train_begin()
     baseline.note_begun(callback)
@@ -74,14 +74,14 @@ def begin(callback: Any) -> Baseline:
 
 
 def save(baseline: Baseline, callback: Any) -> tuple[dict[str, SavedValue], dict[str, str]]:
-    """The state as the next process has it, and what is not kept."""
+    """Return the state as the next process gets it, and what is not kept."""
     state, unkept = baseline.read_state(callback)
     plain = decode(encode({name: tuple(saved) for name, saved in state.items()}))
     return {name: SavedValue(*saved) for name, saved in plain.items()}, unkept
 
 
 def restart(make: Callable[[], Any], train: Callable[[Any], None], make_again: Callable[[], Any] | None = None) -> Any:
-    """The callback of the next attempt, after `train` in the first."""
+    """Return the next attempt's callback after `train` in the first."""
     first = make()
     baseline = begin(first)
     train(first)
@@ -241,7 +241,7 @@ def test_a_deque_that_todays_program_made_longer_keeps_its_length() -> None:
 
 # -- what belongs to a process -----------------------------------------------------------------------------------
 class OfProcess(Callback):
-    """Of each process other ones: made by the constructor, when training begins, and later."""
+    """Has values that differ in each process: from the constructor, from the start of training, and later."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(scratch=tempfile.mkdtemp(dir=directory), owner=os.getpid(), path=directory / "a")

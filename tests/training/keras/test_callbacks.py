@@ -13,12 +13,12 @@ import pytest
 from procsv.base.plain_values import decode, encode
 from procsv.training.keras.callbacks import mark_begun, mark_fresh, read_callbacks, write_callbacks
 
-# Keras' own reading of a variable, with a NumPy that is newer than it.
+# Keras' own way to read a variable warns with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 def decide(callback: keras.callbacks.EarlyStopping, losses: list[float]) -> list[int]:
-    """How long it has waited after each."""
+    """Return how long it has waited after each epoch."""
     waits = []
     for epoch, loss in enumerate(losses):
         callback.on_epoch_end(epoch, {"loss": np.float32(loss)})
@@ -41,7 +41,7 @@ def put_over(first: Any, second: Any) -> None:
 @pytest.mark.parametrize("mode", ["min", "max", "auto"])
 @pytest.mark.parametrize("min_delta", [0.5, 0.01])
 def test_early_stopping_decides_after_a_restore_as_without_one(mode: str, min_delta: float) -> None:
-    """Also where the program passes another `min_delta` now: it makes the one that it compares with of today's."""
+    """Also if the program now passes another `min_delta`: that one is used."""
 
     def made(min_delta: float) -> Any:
         return begin(keras.callbacks.EarlyStopping("loss", mode=mode, min_delta=min_delta, patience=9))

@@ -21,7 +21,7 @@ FACTOR = 3
 
 
 def digest_of(*values: Any) -> str | None:
-    """The digest of `values`; None if not all of their content can be seen."""
+    """Return the digest of `values`, or None if not all of their content can be seen."""
     digest = ContentDigest()
     for value in values:
         digest.add_value(value)

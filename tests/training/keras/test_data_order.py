@@ -34,7 +34,7 @@ class Data(keras.utils.PyDataset):
 
 
 class ShufflesItself(Data):
-    """In place: each order follows from the one before."""
+    """Shuffles in place: each order follows from the previous one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -48,7 +48,7 @@ class ShufflesItself(Data):
 
 
 def augmented() -> Any:
-    """A random layer in `map` adds a hundred times something to the number of a batch."""
+    """Map with a random layer that adds a hundred times something to a batch's number."""
     generator = keras.random.SeedGenerator(7)
 
     def add(x: Any, y: Any) -> Any:
@@ -64,14 +64,16 @@ class Interrupted(Exception):
 
 
 class Taken(keras.callbacks.Callback):
-    """Notes each batch that was trained on, and raises after so many."""
+    """Records each trained batch and raises after that many."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
         self.left, self.taken = after, list[int]()
 
     def get_state(self) -> list[int]:
-        """What the fit has trained on, whatever an interrupted attempt has done since its last snapshot."""
+        """Return the trained batches, so that those of an interrupted attempt after its last
+        snapshot do not count.
+        """
         return self.taken
 
     def set_state(self, state: list[int]) -> None:
@@ -100,7 +102,7 @@ class Model(keras.Model):
 
 
 def fit(directory: Path, data: Any, shuffle: bool, after: int) -> list[int]:
-    """One start of a program: the batches that its state was trained on."""
+    """Run one start of a program. Return the batches on which its state was trained."""
     backup.numbers = FitNumbers()
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)

@@ -19,7 +19,7 @@ X = np.arange(48, dtype="float32").reshape(24, 2)
 
 
 def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Epochs:
-    """Over 12 batches."""
+    """Return epochs over 12 batches."""
     data = tf.data.Dataset.from_tensor_slices((X, X))
     data = data if is_known else data.filter(lambda a, b: True)
     strategy = tf.distribute.get_strategy()
@@ -31,7 +31,7 @@ def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Epochs:
 
 
 def by_keras(epochs: Epochs) -> Iterator[Any]:
-    """The steps that Keras itself makes."""
+    """Return the steps that Keras itself makes."""
     return iter(getattr(epochs.keras_iterator, private.ENUMERATES)())
 
 

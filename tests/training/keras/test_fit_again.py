@@ -19,18 +19,18 @@ Y = X.sum(1, keepdims=True)
 
 
 class Raised(Exception):
-    """What a fit is ended by."""
+    """The exception that ends a fit."""
 
 
 class Raise(keras.callbacks.Callback):
-    """Raises after so many batches, or at the end of that many epochs."""
+    """Raises after that many batches, or at the end of that many epochs."""
 
     def __init__(self, batches: int = 0, epochs: int = 0) -> None:
         super().__init__()
         self.batches, self.epochs = batches, epochs
 
     def get_state(self) -> None:
-        """It is no part of the fit."""
+        """Return nothing: it is no part of the fit."""
 
     def set_state(self, state: None) -> None: ...
 

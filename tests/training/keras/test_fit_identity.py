@@ -77,7 +77,7 @@ class Data(keras.utils.PyDataset):
 
 
 class Logger(keras.callbacks.Callback):
-    """As another process has it, or with a setting changed."""
+    """A callback as in another process, or with a changed setting."""
 
     def __init__(self, pid: int, log: str, every: int = 1) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_process_specific_values_in_a_callback_do_not_count(tmp_path: Path, monk
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         keys.append(identity(callbacks=[Logger(os.getpid(), f"{tmp_path}/{pid}", every)]).key)
     assert keys[0] == keys[1]
-    assert keys[1] != keys[2]  # a setting is one, whatever its number
+    assert keys[1] != keys[2]  # a setting counts, whatever its number
 
 
 DATA: dict[str, Callable[[Any], Any]] = {

@@ -18,7 +18,7 @@ from procsv.training.keras import backup, hooks
 from procsv.training.keras.callbacks import LoggedFiles
 from procsv.training.keras.progress import FitNumbers
 
-# Keras' own reading of a variable, with a NumPy that is newer than it.
+# Keras' own way to read a variable warns with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -35,7 +35,7 @@ class Interrupt(keras.callbacks.Callback):
         self.left = after
 
     def get_state(self) -> None:
-        """What interrupts is no state of the fit."""
+        """Return nothing: this callback has no state of the fit."""
 
     def set_state(self, state: None) -> None: ...
 
@@ -74,12 +74,12 @@ def fit(directory: Path, after: int = 0, *, board: str = "board", append: bool =
     except Interrupted:
         assert after
         callbacks[0].csv_file.close()
-        callbacks[1].on_train_end()  # its writers, as the end of a process closes them
+        callbacks[1].on_train_end()  # close its writers as the end of a process does
     end_program()
 
 
 def points(directory: Path) -> list[tuple[str, str, int, Any]]:
-    """All scalars, and Keras' models: where, tag, step and value."""
+    """Return all scalars and Keras' models: place, tag, step and value."""
     return [
         (path.parent.name, value.tag, event.step, tf.make_ndarray(value.tensor).item())
         for path in sorted(directory.rglob("*.tfevents.*"))

@@ -16,7 +16,7 @@ import pytest
 import procsv
 from procsv.training.keras import hooks, model_checkpoint
 
-# Keras' own saving, with a NumPy that is newer than it.
+# Keras' own saving warns with a newer NumPy.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.skipif(not model_checkpoint.knows_files, reason="an older Keras, which writes its files itself"),
@@ -41,7 +41,7 @@ class OwnSaving(keras.layers.Dense):
 
 @pytest.fixture(autouse=True)
 def _end_run() -> Iterator[None]:
-    """Of a fit that has raised."""
+    """End the run of a fit that has raised."""
     yield
     hooks.abandon_all()
 
@@ -85,7 +85,7 @@ def own_saving() -> Any:
 
 
 class Slower(keras.callbacks.Callback):
-    """The learning rate is in the configuration."""
+    """Changes the learning rate, which is in the configuration."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = 0.01 / (epoch + 1)
@@ -108,7 +108,7 @@ def assert_same(directory: Path, epoch: int) -> None:
     ):
         assert a.testzip() is None
         assert a.namelist() == b.namelist()
-        for name in set(a.namelist()) - {"metadata.json"}:  # which has the time
+        for name in set(a.namelist()) - {"metadata.json"}:  # which contains the time
             assert a.read(name) == b.read(name), name
 
 
@@ -178,7 +178,7 @@ def test_batches_and_the_best_value_are_counted_as_keras_does(tmp_path: Path) ->
 
 
 class Reads(keras.callbacks.Callback):
-    """Stands behind a ModelCheckpoint and compares its file with the model."""
+    """Runs after a ModelCheckpoint and compares its file with the model."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

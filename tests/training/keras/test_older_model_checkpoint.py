@@ -11,7 +11,7 @@ import pytest
 import procsv
 from procsv.training.keras import model_checkpoint
 
-# Keras' own saving, with a NumPy that is newer than it.
+# Keras' own saving warns with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")

@@ -26,7 +26,7 @@ class Noisy(keras.layers.Layer):
 
 
 class Branching(keras.Model):
-    """Draws in a branch of its step."""
+    """Draws random numbers in a branch of its step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from procsv.training.keras import backup, hooks
 from procsv.training.keras.fit_identity import has_ended
 from procsv.training.keras.progress import FitNumbers
 
-# Keras' own reading of a variable, with a NumPy that is newer than it.
+# Keras' own way to read a variable warns with a newer NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -35,7 +35,7 @@ class Quiet(keras.callbacks.Callback):
 
 
 class Raise(Quiet):
-    """Raises when `condition` holds, after all callbacks have seen the batch or the epoch."""
+    """Raises when `condition` holds, after all callbacks have seen the batch or epoch."""
 
     def __init__(self, condition: Callable[[int, int], bool]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Raise(Quiet):
 
 
 class StopAtBatch(keras.callbacks.Callback):
-    """Stops at one batch, and at no other."""
+    """Stops at one batch and at no other."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def fit(
     fails: Callable[[int, int], bool] = lambda epoch, batch: False,
     epochs: int = EPOCHS,
 ) -> tuple[list[float], list[bytes]]:
-    """The losses of the History, and the weights; none of a program that failed."""
+    """Return the losses of the History and the weights, or nothing of a failed program."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])

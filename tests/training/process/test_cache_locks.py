@@ -10,7 +10,7 @@ from procsv.training.process.cache_locks import CacheLocks
 
 
 class Writer:
-    """TensorFlow's files while it writes a cache, as one attempt has them."""
+    """The files of TensorFlow while it writes a cache, as left by one attempt."""
 
     def __init__(self, directory: Path, name: str = "cache") -> None:
         self.lock = directory / f"{name}_0.lockfile"
@@ -41,7 +41,7 @@ def test_a_lock_that_may_not_be_a_killed_attempts_is_left_alone_and_named(
     first = CacheLocks(tmp_path / "notes")
     first.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)
-    if is_noted:  # another program has made the lock since
+    if is_noted:  # another program has created the lock since
         first.note_locks(0.0)
         writer.die()
         writer.lock.rename(tmp_path / "old")
@@ -74,6 +74,6 @@ def test_an_attempt_that_dies_before_it_writes_leaves_the_previous_note(tmp_path
     writer = Writer(tmp_path)
     first.note_locks(0.0)
     writer.die()
-    CacheLocks(tmp_path / "notes").note_locks(0.0)  # killed before the program came to its cache
+    CacheLocks(tmp_path / "notes").note_locks(0.0)  # killed before the program reached its cache
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert not writer.lock.exists()

@@ -192,7 +192,7 @@ def test_an_unchanged_program_with_a_training_loop_library_survives_kills_under_
     options += [
         "--fault",
         "kill trainer at step 15000",
-    ]  # not by hand: killed after its last step, it would make one more
+    ]  # not from outside: killed after its last step, it would train one more
     with launched(logdir, *options, str(program), str(logdir), "30000") as run:
         recovered = run.wait_event("recovered", 2)[1]
         assert recovered["source"] == "memory"
@@ -209,7 +209,7 @@ def test_a_checkpoint_manager_that_cannot_be_supervised_is_tensorflows_own(
         with tf.Graph().as_default():
             manager = tf.train.CheckpointManager(tf.train.Checkpoint(), str(tmp_path / "graph"), max_to_keep=1)
         assert not isinstance(manager, procsv.CheckpointManager)
-        assert isinstance(manager, tf.train.CheckpointManager)  # for code that asks
+        assert isinstance(manager, tf.train.CheckpointManager)  # for code that checks
         assert capsys.readouterr().err.count("to a graph") == 1
     finally:
         procsv.uninstall()

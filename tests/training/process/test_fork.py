@@ -28,7 +28,8 @@ assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__
 numpy.ones((300, 300)) @ numpy.ones((300, 300))
 """
 
-# A watchdog's part: the subreaper whose child the process is that forks.  Prints what it hears of both.
+# Plays the watchdog: the subreaper and parent of the process that forks. Prints what it learns of
+# both.
 WATCHDOG = """
 import ctypes, os, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

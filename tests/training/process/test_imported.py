@@ -73,7 +73,7 @@ def test_a_module_that_is_gone_is_not_listed_and_later_ones_are(tmp_path: Path) 
 
 
 class _Growing(Modules):
-    """Another thread imports something whenever somebody looks."""
+    """Lets another thread import something at each look."""
 
     def __reversed__(self) -> Iterator[str]:
         names = super().__reversed__()
@@ -116,7 +116,7 @@ def test_a_file_changed_after_it_was_read_counts_as_it_was(tmp_path: Path) -> No
     before = imported.own_files("train")[str(helper)]
     for path in (main, helper):
         path.write_text("edited")
-    imported.forget_changed([str(main), str(helper)])  # which goes for files that are no modules
+    imported.forget_changed([str(main), str(helper)])  # which also holds for files that are not modules
     files = imported.own_files("train")
     assert files[str(helper)] == before
     assert files[str(main)].size == 0

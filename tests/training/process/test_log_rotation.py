@@ -32,7 +32,7 @@ SOURCE = """
 def test_a_log_beyond_its_limit_becomes_the_older_part_and_output_continues_in_a_new_one(tmp_path: Path) -> None:
     log = tmp_path / "trainer.1.log"
     with running(SOURCE, log) as program:
-        program.wait_said("printed")  # on the standard output, which is none of the log, and stays what it was
+        program.wait_said("printed")  # on stdout, which is not the log and stays as it was
         assert program.wait() == 0
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trainer.1.log", "trainer.1.log.1"]
@@ -129,7 +129,7 @@ def test_a_reader_follows_from_the_old_part_to_the_new_one_and_misses_nothing(tm
     reader = LogFollower(log, with_older=True)
     assert [reader.read_log(100) for _ in range(3)] == [b"three ", b"four ", b""]
     reader.close()
-    log.unlink()  # as a kill between the two leaves it
+    log.unlink()  # as left by a kill between the two
     reader = LogFollower(log, with_older=True)
     assert [reader.read_log(100) for _ in range(2)] == [b"three ", b""]
     reader.close()

@@ -117,7 +117,7 @@ def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_mem
             "its log", lambda: newest_number(logdir / "procsv" / "logs", "trainer") == recovered["incarnation"]
         )
         run.kill("watchdog", 15)
-        assert run.wait_end() == 70, run.said()  # the same command would start from the beginning
+        assert run.wait_end() == 70, run.said()  # the same command would start over
         journal = run.journal()
         said = run.said()
     assert "Traceback" not in said

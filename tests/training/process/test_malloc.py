@@ -50,7 +50,9 @@ OWN = {"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"},
 
 
 def train(how: str, where: str) -> tuple[str, int]:
-    """What keep_memory said, and the page faults of ten steps after the first; `where`: the program itself, or its threads."""
+    """Return keep_memory's answer and the page faults of ten steps after the first. `where`: the
+    program or its threads.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
     command = [sys.executable, "-c", STEPS, how, where]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)

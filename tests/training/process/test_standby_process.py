@@ -87,7 +87,7 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
 def standing_by(
     tmp_path: Path, loaded: LoadedModules
 ) -> Iterator[tuple[subprocess.Popen[bytes], FdChannel[StandbyWord], Path]]:
-    """A standby that imports `loaded`, its line, and its log."""
+    """Return a standby that imports `loaded`, its line and its log."""
     (tmp_path / "run").mkdir()
     paths = RunPaths(tmp_path, tmp_path / "run", tmp_path / "run")
     paths.loaded.write_bytes(msgspec.json.encode(loaded))
@@ -134,5 +134,5 @@ def test_a_library_that_needs_the_programs_own_module_is_left_out_and_so_is_one_
         assert "the program's own http" in said or "http is the program's" in said
         assert said.index("starting over without xmlrpc") < said.index("starting over without gone_since")
         assert process.poll() is None
-        line.close()  # as when the watchdog is dead
+        line.close()  # as when the watchdog has died
         assert process.wait(DEADLINE_S) == 0

@@ -18,7 +18,7 @@ from procsv.training.servers.far_captures import as_numbers, begins, from_number
 from procsv.training.servers.kept_views import PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
 
 HELD, IN_PLACE = 1, 0
-NOWHERE = Path("/nowhere")  # it has no slot of its own
+NOWHERE = Path("/nowhere")  # it has no slot
 ARRAYS: list[Any] = [
     np.arange(PIECE_BYTES * 5 // 2, dtype=np.uint8),
     np.zeros([0]),
@@ -34,7 +34,7 @@ def order(number: int = 1, owner: str = "one") -> bytes:
 
 
 def layout(arrays: list[Any]) -> tuple[list[tuple[int, int]], int]:
-    """Places in a slot in which tensors of others lie between, and its size."""
+    """Return places in a slot with other tensors between them, and its size."""
     places, at = [], 4096
     for array in reversed(arrays):
         places.append((at, array.nbytes))
@@ -49,7 +49,7 @@ def take(kept: KeptViews, number: int = 1, how: int = HELD) -> None:
 
 
 def copy_all(kept: KeptViews, number: int = 1) -> tuple[list[int], Any]:
-    """The hashes, and how it is fetched."""
+    """Return the hashes, and how the capture is fetched."""
     for _ in range(1000):
         answer = kept.copy(order(number))
         if not answer[0]:

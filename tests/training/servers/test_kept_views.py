@@ -40,7 +40,7 @@ def places(*rows: tuple[int, int, int]) -> Any:
 
 
 def copy_all(kept: KeptViews, said: bytes) -> tuple[int, list[int]]:
-    """How many pieces it took, and the hashes."""
+    """Return the number of pieces and the hashes."""
     for pieces in range(1, 1000):
         left, *hashes = kept.copy(said).tolist()
         if not left:

@@ -12,7 +12,7 @@ from procsv.training.sessions.service_threads import TimedThread
 
 
 class Hand:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -25,7 +25,7 @@ class Hand:
 
 
 class Waits(Coordinator):
-    """Keeps the waits; each lets the time pass."""
+    """Records the waits. Each lets the time pass."""
 
     def __init__(self, clock: Hand, count: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Waits(Coordinator):
 
 
 def _waits(call_s: list[float], interval_s: float) -> list[float]:
-    """What a thread waits whose calls take so long."""
+    """Return the waits of a thread whose calls take that long."""
     clock = Hand()
     coord = Waits(clock, len(call_s))
     took = iter(call_s)
@@ -59,8 +59,8 @@ def _waits(call_s: list[float], interval_s: float) -> list[float]:
     ("call_s", "waits"),
     [
         ([0, 0, 0], [0, 10, 10, 10]),
-        ([1, 2, 3], [0, 9, 8, 7]),  # as often as asked, however long a call takes
-        ([35, 0, 0], [0, 5, 10, 10]),  # three ticks are missed, and not made up for
+        ([1, 2, 3], [0, 9, 8, 7]),  # as often as requested, however long a call takes
+        ([35, 0, 0], [0, 5, 10, 10]),  # three ticks are missed and not made up for
     ],
 )
 def test_calls_keep_their_interval_and_missed_ones_are_skipped(call_s: list[float], waits: list[float]) -> None:
@@ -79,4 +79,4 @@ def test_tensorflows_follow_the_wall_clock_and_make_up_for_missed_calls(monkeypa
     thread.start()
     thread.join(300)
     assert coord.waits[:4] == pytest.approx([0, 10, -25, 10])  # late by 25 s: the next call comes at once
-    assert coord.waits[4] > 3600  # the clock was put back by an hour, for which nothing is called
+    assert coord.waits[4] > 3600  # the clock was set back an hour, during which nothing is called

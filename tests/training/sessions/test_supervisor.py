@@ -49,7 +49,7 @@ def _services() -> dict[str, psutil.Process]:
     found = {}
     for child in psutil.Process().children(recursive=True):
         for role in ("checkpoint", "summary"):
-            with contextlib.suppress(psutil.Error):  # dead, and not replaced yet
+            with contextlib.suppress(psutil.Error):  # dead and not yet replaced
                 if f"procsv.services.{role}" in child.cmdline():
                     found[role] = child
     return found
@@ -242,7 +242,7 @@ def _train_until_in_memory(model: Model, session: Any, shm_dir: Path, step: int)
 
 
 def _kill_in_last_save(service: psutil.Process, logdir: Path) -> None:
-    """Once the session has ended, which is in the event files, and its state is being written."""
+    """Kill it once the event files show the session's end and its state is being written."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
     while not any(e.session_log.status == tf1.SessionLog.STOP for e in _events(logdir)) or not _is_saving(logdir):
         assert time.monotonic() < deadline_s, "no last save in time"
@@ -339,7 +339,7 @@ def test_a_saver_with_its_own_op_is_served_by_that_op(tmp_path: Path) -> None:
 
 
 def _wait_for_another(role: str, pid: int) -> None:
-    """Waits until the service of that role is another process than `pid`."""
+    """Wait until the service of that role is another process than `pid`."""
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
     while (found := _services().get(role)) is None or found.pid == pid:
         assert time.monotonic() < deadline_s

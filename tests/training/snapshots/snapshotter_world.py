@@ -61,15 +61,15 @@ class Source(StateSource):
 
 
 class Backend(SnapshotBackend):
-    """Counts what it is asked for, and by which threads."""
+    """Counts its calls and records their threads."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.slots = 9  # that are free
-        self.room = 0  # bytes that they take
-        self.failures: list[BaseException] = []  # of the captures to come
+        self.slots = 9  # free slots
+        self.room = 0  # their size in bytes
+        self.failures: list[BaseException] = []  # errors of the next captures
         self.copy_failures: list[Exception] = []
-        self.lost: list[Path] = []  # of its memory, until it gets it anew
+        self.lost: list[Path] = []  # lost memory, until it is reserved again
         self.may_copy = threading.Event()
         self.may_copy.set()
         self.during_capture: Callable[[], object] = lambda: None
@@ -119,7 +119,7 @@ class Backend(SnapshotBackend):
 
 
 class OrderedLock:
-    """The boundary's lock, which must never be asked for while the snapshotter's is held."""
+    """The boundary's lock, which must never be acquired while the snapshotter's is held."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._lock, self.changed = threading.Lock(), changed
@@ -144,7 +144,7 @@ class OrderedLock:
 
 
 class World:
-    """A training thread (the test's), a snapshotter, and a checkpoint service that the test speaks for."""
+    """A training thread (the test's), a snapshotter, and a checkpoint service played by the test."""
 
     def __init__(self, has_memory: bool = True) -> None:
         self.source = Source()
@@ -152,7 +152,7 @@ class World:
         if not has_memory:
             self.backend.may_reserve.clear()
         self.boundary = Boundary(self._visit)
-        # Of a Runtime, what a snapshotter needs.
+        # The parts of a Runtime that a snapshotter needs.
         self.clock: Clock = SystemClock()
         self.connection = self.heartbeat = self.stops = self.link = self
         self.numbers, self.step, self.reason = SnapshotNumbers(), 0, cast("Reason | None", None)

@@ -131,9 +131,10 @@ def test_the_chosen_interval_is_reported_with_its_reason() -> None:
 def lost_at_worst(
     cadence: Cadence, step_s: float, copy_s: float, travel_s: float, snapshots: int = 40, heard: int = 40
 ) -> list[float]:
-    """For each snapshot, once copies are reckoned with: how old the newest one on the other machine was, when it got that one.
+    """Return for each snapshot, once copies count, the age of the other machine's newest copy when
+    it gets this one.
 
-    Steps, copying and travel last as long as they are said to; the chief hears of the first `heard` copies.
+    Steps, copying and travel take the given times; the chief hears of the first `heard` copies.
     """
     captured_s, kept_s, due_s, news = list[float](), list[float](), 0.0, list[tuple[float, int]]()
     for sequence in range(1, snapshots + 1):

@@ -32,15 +32,15 @@ from tests.support.numpy_state import numpy_plan
 from tests.support.state_contract import RUN, what_is_captured_stays_as_it_was_while_training_goes_on
 
 tf1 = tf.compat.v1
-ROWS = 3000  # of 16 floats: more than is copied in one piece
+ROWS = 3000  # of 16 floats: more than one copied piece
 
 Change = Callable[[], Any]
-Write = Callable[[str], str]  # has TensorFlow itself write the state to a prefix; the checkpoint's path
+Write = Callable[[str], str]  # writes the state with TensorFlow itself to a prefix; returns the checkpoint's path
 Made = tuple[StateSource, Change, Write]
 
 
 class Live(tf.Module):
-    """Saves an array of NumPy's that it changes in place: TensorFlow shares its memory."""
+    """Saves a NumPy array that it changes in place. TensorFlow shares its memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def some_rows() -> Any:
 
 
 def eager_objects() -> tuple[dict[str, Any], Change]:
-    """All kinds that a Checkpoint tracks, and what changes each of them in the way it is usually changed."""
+    """Return all kinds that a Checkpoint tracks, with the usual way to change each."""
     xla, dense, sparse, strided = (rows() for _ in range(4))
     text, half, flag = tf.Variable(["a", "b"]), tf.Variable(tf.zeros([9], tf.bfloat16)), tf.Variable(False)
     adam = tf.Variable(tf.ones([ROWS, 16]))
@@ -128,7 +128,7 @@ def eager(stack: ExitStack, directory: Path) -> Made:
 
 
 class Collecting(keras.callbacks.Callback):
-    """Changes what it keeps in place."""
+    """Changes its contents in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def fit(stack: ExitStack, directory: Path) -> Made:
     mark_fresh([callback])
     mark_begun([callback])
     count = [0]
-    runtime: Any = None  # no file of this fit is written
+    runtime: Any = None  # this fit writes no files
     source = FitState(
         model,
         numpy_plan(directory),
@@ -224,7 +224,7 @@ def test_no_change_right_after_a_capture_is_in_the_snapshot(
 ) -> None:
     with ExitStack() as stack:
         source, change, write_by_tensorflow = make(stack, tmp_path)
-        change()  # everything that is made at its first use
+        change()  # create everything that is created on first use
         source.warm_up()
         backend, shm = stack.enter_context(slots(source))
         for sequence in range(1, 6):
@@ -243,7 +243,7 @@ def test_no_change_right_after_a_capture_is_in_the_snapshot(
 
 
 def assert_same_state(ours: str, theirs: str) -> None:
-    """Each tensor of two checkpoints, byte for byte; what only bytes in a file can tell apart by its file."""
+    """Compare each tensor of two checkpoints byte for byte, or by file where only the file tells them apart."""
     mine, other = tf.train.load_checkpoint(ours), tf.train.load_checkpoint(theirs)
     types = other.get_variable_to_dtype_map()
     assert mine.get_variable_to_dtype_map() == types

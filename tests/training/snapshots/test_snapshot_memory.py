@@ -84,7 +84,7 @@ def test_memory_removed_during_a_copy_is_reserved_again_and_the_state_is_capture
     world.backend.copy_failures = [SlotsLost("slot.1.0 is gone")]
     world.train(during=lambda: world.snapshotter.request(PINNED))
     world.backend.lost.append(Path("slot.1.0"))
-    world.train(during=world.backend.may_copy.set)  # within the step: between two, the worker may be first
+    world.train(during=world.backend.may_copy.set)  # within the step: between two steps the worker may be first
     assert (world.wait_told(1).step, len(world.told)) == (2, 1)
 
 

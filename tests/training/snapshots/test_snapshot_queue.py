@@ -33,7 +33,7 @@ def queue() -> SnapshotQueue:
 
 
 def capture(queue: SnapshotQueue, now_s: float, sequence: int, calls: int = 0) -> list[Record]:
-    """The capture that is due, made and published."""
+    """Make and publish the due capture."""
     batch = queue.choose_batch(now_s, calls)
     if batch:
         queue.captured(batch, sequence, calls, now_s)
@@ -266,7 +266,7 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
 
 @dataclass
 class World:
-    """A training thread, a worker and a service, one step at a time in any order."""
+    """A training thread, a worker and a service that take steps in any order."""
 
     queue: SnapshotQueue = field(default_factory=lambda: SnapshotQueue(Cadence(2.0)))
     now_s: float = 0.0
@@ -321,7 +321,7 @@ class World:
         return work
 
     def settle(self) -> None:
-        """From here on all goes well."""
+        """From here on nothing fails."""
         for _ in range(500):
             if self.work("taken") in (Work.SLEEP, Work.END):
                 self.queue.saved(max(self.published, default=0))

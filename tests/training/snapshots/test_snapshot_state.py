@@ -7,7 +7,7 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.training.snapshots.snapshot_state import SnapshotEvent, SnapshotState, next_state
 
-# A dot: it cannot happen.
+# A dot means that it cannot happen.
 EXPECTED = """
             CAPTURE    COPY     OUTGROW    LOSE       PUBLISH    SAVE     FAIL
 REQUESTED   CAPTURED   .        .          .          .          .        FAILED

@@ -91,7 +91,7 @@ def test_the_last_state_is_copied_once_though_both_a_stop_and_the_end_request_it
     world.train()
     world.backend.may_copy.clear()
     world.snapshotter.request_stop_save("preempt")
-    let_go = threading.Timer(0.5, world.backend.may_copy.set)  # several times as long as the stop waits
+    let_go = threading.Timer(0.5, world.backend.may_copy.set)  # several times the stop's wait
     let_go.start()
     last = world.snapshotter.take_snapshot("preempt", reuses=True)
     let_go.join()

@@ -156,7 +156,7 @@ def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pyte
 def test_failing_snapshots_are_reported_once_for_each_change_of_the_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # what the worker finds, it tells in its own time
+    monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # the worker reports its findings in its own time
     world.backend.failures = [OSError(text) for text in ("no room for 1 bytes", "no room for 2 bytes", "broken")]
     for _ in range(3):
         with pytest.raises(OSError, match=r"no room|broken"):
@@ -164,7 +164,7 @@ def test_failing_snapshots_are_reported_once_for_each_change_of_the_error(
     assert world.noted == [("snapshot_failed", "no room for 1 bytes"), ("snapshot_failed", "broken")]
     world.snapshotter.take_snapshot("final")
     pause = threading.Event()
-    until(lambda: world.noted[2:] == [("snapshots_resumed", "")], lambda: pause.wait(0.01))  # behind its publication
+    until(lambda: world.noted[2:] == [("snapshots_resumed", "")], lambda: pause.wait(0.01))  # after its publication
     world.backend.failures = [OSError("broken")]
     with pytest.raises(OSError, match="broken"):
         world.snapshotter.take_snapshot("final")

@@ -27,7 +27,7 @@ class GraphModel:
         graph = stack.enter_context(tf.Graph().as_default())
         rng = np.random.default_rng(seed)
         step = tf1.train.get_or_create_global_step()
-        # Fed: TensorFlow takes long over a graph with megabytes in it.
+        # Fed, because TensorFlow is slow with megabytes in the graph.
         drawn = tf1.placeholder(tf.float64, [700, 1000])
         weights = tf1.get_variable("weights", initializer=drawn, use_resource=resource)
         start = {drawn: rng.normal(size=(700, 1000))}

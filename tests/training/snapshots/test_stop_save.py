@@ -88,7 +88,7 @@ with sv.managed_session() as sess:
 def test_a_notice_in_a_long_evaluation_costs_no_step(
     procsv_launch: Launch, tmp_path: Path, kind: str, where: str
 ) -> None:
-    """No snapshot is due for minutes, and no boundary comes: the state is taken beside the evaluation."""
+    """No snapshot is due for minutes and no boundary comes: the state is captured beside the evaluation."""
     program, is_saved = tmp_path / "evaluates.py", tmp_path / "is_saved"
     program.write_text(PROGRAM)
     options = ["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"]
@@ -122,7 +122,7 @@ with sv.managed_session() as sess:
 @pytest.mark.long
 @pytest.mark.fault
 def test_a_last_state_that_is_slow_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
-    """No call goes on for seconds, and a stop would have the state saved: the end of the session is at it already."""
+    """No call runs for seconds, and a stop would save the state: the session's end is already saving it."""
     program = tmp_path / "slow.py"
     program.write_text(SLOW_COPY)
     run = procsv_launch(str(program), options=["--snapshot-secs", "600", "--grace", "60s", "--standby", "off"])

@@ -41,13 +41,14 @@ def attempts_in(ends: list[str]) -> list[int]:
         ([ended(1, 50)], 48, [1]),
         ([ended(1, 50, "stopped")], 50, [1]),  # a preemption
         ([ended(1, 50), resumed(2, 48), ended(2, 90)], 88, [2]),
-        # The second attempt had saved nothing: the third resumes from the same state, and the first text is void.
+        # The second attempt saved nothing: the third resumes from the same state, and the first
+        # text is void.
         ([ended(1, 50), resumed(2, 48), ended(2, 49)], 48, [1, 2]),
         ([ended(1, 50), resumed(2, 48), ended(2, 49), resumed(3, 48), ended(3, 90)], 88, [3]),
-        # A suspected state: the run goes back to one before it.
+        # A suspect state: the run goes back to an earlier one.
         ([ended(1, 50), resumed(2, 48), ended(2, 90), resumed(3, 88), ended(3, 90)], 30, [1, 2, 3]),
         ([ended(1, -1), ended(2, -1)], 0, [1, 2]),
-        ([ended(1, 5), resumed(2, -1), ended(2, 3)], 0, [1, 2]),  # from the beginning, twice
+        ([ended(1, 5), resumed(2, -1), ended(2, 3)], 0, [1, 2]),  # from step 0, twice
         ([ended(1, 50, "completed"), ended(1, 50, role="summary")], 50, []),
     ],
 )
@@ -58,7 +59,7 @@ def test_each_end_is_marked_by_the_attempt_whose_record_of_it_lasts(
 
 
 def a_runtime(tmp_path: Path, attempt: int, **more: Any) -> Any:
-    """What marks.py asks of a Runtime."""
+    """Return what marks.py needs of a Runtime."""
     journal = tmp_path / "journal.jsonl"
     start = SimpleNamespace(is_chief=True, incarnation=attempt, task=TRAINER)
     training = SimpleNamespace(first_step=48, read_step=lambda: more.pop("step", 60))

@@ -168,7 +168,7 @@ def test_two_exceptions_before_the_first_step_end_the_run_with_the_traceback() -
 
 def test_the_next_start_resumes_from_what_an_earlier_launch_left_on_disk() -> None:
     world = World(Settings(saved_step=1620)).ready()
-    for _ in range(4):  # by signals, as a broken library at its import would: no reason to distrust what is on disk
+    for _ in range(4):  # by signals, as from a broken library on import: no reason to distrust the disk
         world.handle(Said(TRAINER, world.alive[TRAINER].incarnation, Hello(1)))
         world.crash(Exit(None, signal.SIGSEGV))
         world.advance(20.0)
@@ -273,7 +273,7 @@ def _something_happens(world: World, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_whatever_happens_a_stopped_run_ends_and_leaves_no_process(block: int) -> None:
-    """Random schedules, replayable from their seed; the world checks that no task ever runs twice."""
+    """Random schedules that replay from their seed. The world checks that no task ever runs twice."""
     for seed in range(block * 40, block * 40 + 40):
         rng, world = random.Random(seed), World(seed=seed)
         world.answers_settled = rng.random() < 0.8

@@ -188,7 +188,7 @@ def test_a_service_that_cannot_start_and_a_bad_checkpoint_are_bad_news() -> None
 
 
 def lose(played: Played, task: TaskId) -> list[Action]:
-    """It fails five times, and what came of the last time."""
+    """Let it fail five times. Return what followed the last time."""
     out: list[Action] = []
     for incarnation in range(1, 6):
         out = played.tell(Ended(task, incarnation, Exit(1, None)))

@@ -56,7 +56,7 @@ def test_our_line_after_a_progress_bar_is_on_its_own_line_if_both_go_to_one_file
     err = os.dup(out)
     console = Console(out_fd=out, err_fd=err)
     console.follow(log)
-    console.follow(after)  # first comes the rest of the one before
+    console.follow(after)  # the rest of the previous one comes first
     console.say("killed")
     console.say("again")
     console.finish()
@@ -84,7 +84,7 @@ def test_row_36_a_stopped_terminal_blocks_nothing(tmp_path: Path, monkeypatch: p
 
 
 def take_rest(console: Console, reader: int) -> bytes:
-    """What a terminal that takes something again is given, until the console has finished."""
+    """Return what a terminal receives that reads again, until the console has finished."""
     shown = list[bytes]()
     os.set_blocking(reader, False)
     while not console.finish():

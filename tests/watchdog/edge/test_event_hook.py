@@ -151,7 +151,7 @@ def test_people_are_notified_of_ends_and_errors(event: str, fields: dict[str, An
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
-    """A server that takes what is posted to it: its URL in Apprise's words, and what has come."""
+    """A server that accepts posts: its URL in Apprise's form, and what it received."""
     come: queue.Queue[dict[str, Any]] = queue.Queue()
 
     class Posted(http.server.BaseHTTPRequestHandler):

@@ -40,7 +40,7 @@ def test_a_machine_without_a_free_port_starts_nothing_and_releases_the_held_ones
 
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
-        stranger.listen()  # so somebody is seen
+        stranger.listen()  # so a holder is visible
         monkeypatch.setattr(socket, "socket", Scarce)
         with pytest.raises(UserError, match=WITHOUT_A_PORT) as refused:
             HeldPorts().hold([PS, WORKER])
@@ -86,7 +86,7 @@ def test_the_process_that_holds_a_port_named_by_the_cluster_is_named() -> None:
 def test_a_port_without_a_visible_holder_may_be_kept_by_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = HeldPorts()
     try:
-        told = {WORKER: ports.hold([WORKER])[WORKER]}  # bound, and nobody listens there
+        told = {WORKER: ports.hold([WORKER])[WORKER]}  # bound, but nothing listens there
         monkeypatch.delattr(socket, "SO_REUSEPORT")
         monkeypatch.setattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR, raising=False)  # as another user's would be
         with pytest.raises(UserError, match=r"`ss -tanp`, .* `procsv status` "):

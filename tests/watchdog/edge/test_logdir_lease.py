@@ -21,7 +21,7 @@ ELSEWHERE = ProcessSpace("node17", "another boot", "pid:[1]")
 
 
 class Taking:
-    """One launch that wants the lease of a logdir."""
+    """One launch that wants a logdir's lease."""
 
     def __init__(self, logdir: Path) -> None:
         self.paths: RunPaths = find_paths(logdir)
@@ -54,7 +54,7 @@ def test_a_logdir_without_a_lease_is_taken_at_once(taking: Taking) -> None:
 
 def test_of_two_that_start_at_the_same_time_one_is_refused(taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
     taking.file.create(taking.theirs)
-    monkeypatch.setattr(LeaseFile, "read_lease", lambda self: None)  # as it was an instant ago
+    monkeypatch.setattr(LeaseFile, "read_lease", lambda self: None)  # as the lease was an instant ago
     with pytest.raises(LogdirLocked, match=str(taking.paths.logdir)):
         taking.take()
 

@@ -49,7 +49,7 @@ def all_there_is() -> list[Metric]:
 
 
 def samples(text: str) -> dict[str, float]:
-    """By name and the labels beside the logdir."""
+    """Return the samples by name and by labels other than the logdir."""
     return {
         " ".join(
             (sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "logdir"))

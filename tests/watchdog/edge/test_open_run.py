@@ -262,7 +262,7 @@ def test_a_lock_holder_that_has_not_named_itself_yet_is_waited_for_but_not_forev
     gone.wait()
     paths.run_dir.mkdir(mode=0o700)
     held, clock = FileLock(paths.run_lock), FakeClock()
-    assert held.try_acquire("procsv launch train.py", 0.0, pid=gone.pid)  # as a killed run's file says, locked anew
+    assert held.try_acquire("procsv launch train.py", 0.0, pid=gone.pid)  # with a killed run's contents, locked again
 
     def wait(seconds: float) -> None:
         clock.advance(seconds)
@@ -332,7 +332,7 @@ def test_row_54_a_living_program_gets_its_time_and_its_children_live_with_it(pat
                 program.kill()  # it has saved
                 program.wait()
             if any(f"left alive: processes {child.pid}" in text for text in said):
-                until(lambda: has_ended(child.pid), os.sched_yield)  # the clock does not wait for that
+                until(lambda: has_ended(child.pid), os.sched_yield)  # the test's clock does not pass time for that
 
         opened = open_it(paths, wait, clock, say=said.append)
         assert clock.now_s >= 20.0
@@ -341,7 +341,7 @@ def test_row_54_a_living_program_gets_its_time_and_its_children_live_with_it(pat
 
 
 def has_ended(pid: int) -> bool:
-    """A zombie, too, whose status nobody has taken."""
+    """Return whether it has ended, even as an unreaped zombie."""
     try:
         return process_state(pid) in ("Z", "X")
     except psutil.NoSuchProcess:
@@ -350,7 +350,7 @@ def has_ended(pid: int) -> bool:
 
 @contextlib.contextmanager
 def living(mark: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with that mark, once it has come to itself: in its exec nobody can read its mark."""
+    """Start a process with that mark and wait until it runs: during its exec the mark cannot be read."""
     pipe = subprocess.PIPE
     command = ("/bin/sh", "-c", "echo lives; read end")
     with subprocess.Popen(command, env=add_mark(os.environ, mark), stdin=pipe, stdout=pipe) as process:

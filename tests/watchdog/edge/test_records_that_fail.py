@@ -41,7 +41,7 @@ def test_a_disk_that_has_room_from_time_to_time_is_reported_once_as_failing_and_
     run = a_run_in(paths)
     records = RunRecords(paths, clock, said.append)
     for _ in range(6):
-        paths.run_json.mkdir()  # no file can take its place
+        paths.run_json.mkdir()  # no file can replace a directory
         records.write_run(run, durable=False)
         clock.advance(1.0)
         paths.run_json.rmdir()
@@ -61,7 +61,7 @@ def test_a_disk_that_has_room_from_time_to_time_is_reported_once_as_failing_and_
 
 
 class Logdir:
-    """Of a run here, which another one takes over from elsewhere."""
+    """The logdir of a run here that another run takes over from elsewhere."""
 
     def __init__(self, directory: Path) -> None:
         self.paths, self.said = find_paths(directory), list[str]()

@@ -25,7 +25,7 @@ STEP = 50
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a complete run of `train.py 0.1`; the working directory."""
+    """Make a project with a complete run of `train.py 0.1`, and work in it."""
     place = tmp_path / "project"
     place.mkdir()
     (place / "train.py").write_text("import model\n")
@@ -51,7 +51,7 @@ def start(paths: RunPaths, target: str, *args: str, **changes: Any) -> Start:
 
 
 def make_run(paths: RunPaths, target: str, *args: str, **changes: Any) -> None:
-    """As a launch leaves it whose program has come to its end."""
+    """Write what a launch leaves whose program has completed."""
     paths.home.mkdir(parents=True)
     begun = start(paths, target, *args)
     run = RunFile(
@@ -117,7 +117,7 @@ def test_the_runs_directory_in_the_arguments_is_no_difference_after_a_move(proje
     shutil.rmtree("runs")
     make_run(find_paths("runs/train"), "train.py", f"--out={project}/runs/train")
     moved = project.rename(project.parent / "moved")
-    # The working directory has moved with it.
+    # The working directory moves with it.
     assert judge("train.py", f"--out={moved}/runs/train") == "0 nothing to"
     assert judge("train.py", "--out=elsewhere") == "2 not started:"
     (moved / "model.py").write_text("RATE = 2\n")

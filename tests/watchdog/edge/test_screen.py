@@ -104,4 +104,4 @@ def test_an_endless_line_has_a_bounded_length() -> None:
     for _ in range(10):
         screen.print_output(b"." * UNFINISHED_BYTES_MAX)
         screen.render_rows(WIDTH)
-    assert len(screen.finish()) <= UNFINISHED_BYTES_MAX + 100  # and what erases a line
+    assert len(screen.finish()) <= UNFINISHED_BYTES_MAX + 100  # plus the bytes that erase a line

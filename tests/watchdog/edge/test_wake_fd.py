@@ -38,7 +38,7 @@ def test_the_descriptor_is_ready_from_its_setting_to_its_clearing(wake_fd: WakeF
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Threads take turns after every few instructions."""
+    """Let threads switch after every few instructions."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -20,7 +20,7 @@ WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
 
 
 def importing(mode: str = "warm", **changes: object) -> World:
-    """A machine whose standby imports what its trainer, which runs, has imported."""
+    """Return a host whose standby imports what its running trainer has imported."""
     settings = Settings(LaunchSettings(standby=mode))  # type: ignore[arg-type]
     return World(settings, **changes).ready().train(7).loaded()  # type: ignore[arg-type]
 

@@ -62,7 +62,7 @@ def test_the_limit_covers_the_whole_tree_and_is_reported_in_words() -> None:
     own = memory.tree_rss(os.getpid())
 
     assert own > 2**20
-    assert memory.tree_rss(2**22 + 1) == 0  # nobody
+    assert memory.tree_rss(2**22 + 1) == 0  # no such process
     assert over_limit(own, 0) == over_limit(own, own) == ""
     assert over_limit(3 * 2**30, 2**30) == Naming(" 3.0 GiB ", " 1.0 GiB")
     assert 0 < memory.host_memory()["available"] <= memory.host_memory()["total"]

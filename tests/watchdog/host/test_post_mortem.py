@@ -28,7 +28,7 @@ def test_the_newest_snapshots_step_is_found_and_the_dead_attempts_own(tmp_path: 
     dead = PostMortem(paths)
     assert dead.examine(Dead(TRAINER, 1, 7, Exit(None, 9)), None).taken_step == NO_STEP
 
-    leave_snapshot(paths, 1, 70)  # of a state that the next attempt was told not to resume from
+    leave_snapshot(paths, 1, 70)  # a state that the next attempt was told not to resume
     leave_snapshot(paths, 2, 50)
     ends = [dead.examine(Dead(TRAINER, attempt, 7, Exit(None, 9)), None) for attempt in (1, 2, 3)]
     assert [(end.memory_step, end.taken_step) for end in ends] == [(70, 70), (70, 50), (70, NO_STEP)]

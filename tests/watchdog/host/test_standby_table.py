@@ -42,7 +42,7 @@ def training(mode: str = "warm", **changes: object) -> World:
 
 
 def waiting(**changes: object) -> World:
-    """The same, with a standby that waits."""
+    """Return the same run with a waiting standby."""
     return training("warm", **changes).wait()
 
 
@@ -110,7 +110,7 @@ def test_a_forks_first_message_is_handled_after_the_news_of_the_fork(monkeypatch
     receive = world.sockets.server.receive
 
     def come_later() -> Received | None:
-        """Both come while the watchdog is busy with something else."""
+        """Both arrive while the watchdog is busy with something else."""
         if (received := receive()) is not None:
             world.standby_words.append(Promoted(1, TRAINER, 2, 1002, is_fork=True))
         return received

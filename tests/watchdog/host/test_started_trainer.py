@@ -12,7 +12,7 @@ from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault
 
-# Says what it finds, and as what it was started.
+# Prints what it finds and how it was started.
 PROGRAM = """
 import json, os, sys
 def read(path):

@@ -7,7 +7,8 @@ from pathlib import Path
 from procsv.watchdog.host.processes import FINISHING_MAX, first_seen
 from tests.support.programs import running
 
-# Its child sleeps with the mark of the run, as what a program leaves behind does, and a fork of the standby.
+# Its child sleeps with the run's mark, as a program's leftover does, and so does a fork of the
+# standby.
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path

@@ -42,7 +42,7 @@ class Coordinator:
     def __init__(
         self, start: Start, clock: FakeClock, *, has_ended: bool = False, answer: Message | None = None
     ) -> None:
-        """`answer`: None: everybody is welcome."""
+        """With `answer` None everybody is welcome."""
         keys, self.start, self._has_ended = RunKeys.new(), start, has_ended
         self._answer, self.asked = answer or Welcome(start.text()), list[Message]()
         self._context = new_context()
@@ -87,7 +87,7 @@ def test_a_run_is_found_that_has_the_number_of_the_previous_one_that_has_ended(t
         there = [before]
 
         def wait(seconds: float) -> None:
-            clock.advance(seconds or LOOK_AGAIN_S)  # 0.0: it has asked a coordinator, and waits for that
+            clock.advance(seconds or LOOK_AGAIN_S)  # 0.0: it has asked a coordinator and waits for the answer
             if there == [before] and clock.monotonic() > 3 * LOOK_AGAIN_S:
                 before.withdraw()
                 after = Coordinator(msgspec.structs.replace(start, run="after"), clock)

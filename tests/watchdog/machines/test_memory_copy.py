@@ -38,7 +38,7 @@ N = TypeVar("N", bound=News)
 
 
 class World:
-    """The chief's machine, and the one that keeps a copy."""
+    """The chief's machine and the one that keeps a copy."""
 
     def __init__(self, directory: Path) -> None:
         theirs, self.ours = directory / "theirs", directory / "ours"
@@ -65,7 +65,7 @@ class World:
         return SnapshotOffered(slot.step, self.sender.offer(slot))
 
     def hear(self, kind: type[N]) -> tuple[N, list[News]]:
-        """The first news of that kind, and what came before."""
+        """Return the first message of that kind and what came before."""
         before, until_s = list[News](), CLOCK.monotonic() + WAIT_S
         while CLOCK.monotonic() < until_s:
             for news in self.keeper.poll_keeper():
@@ -81,7 +81,7 @@ class World:
         assert (kept.step, kept.sequence) == (10 * sequence, sequence)
 
     def restore(self) -> MemoryCopyRestore:
-        """As a coordinator on the machine that has the copy."""
+        """Restore as a coordinator on the machine that has the copy."""
         return MemoryCopyRestore(self.start, TRAINER, -1, CLOCK, lambda _: None, self.said.append)
 
     def close(self) -> None:

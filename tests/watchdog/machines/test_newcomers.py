@@ -98,7 +98,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def speak(run: Run) -> Launch:
-    """The launch that has the place is heard."""
+    """Let the launch that has the place be heard."""
     first = run.connect()
     first.client.send_reliable(told.TaskStarted(WORKER, 1, 77))
     run.until(lambda: run.events)
@@ -109,7 +109,9 @@ def speak(run: Run) -> Launch:
 def test_orders_of_a_dead_launch_are_not_executed_by_the_next_one_and_later_orders_are(run: Run) -> None:
     speak(run)
     second = run.connect()
-    second.client.send_reliable(told.MirrorKept(1, 1))  # it is known on its connection, and is sent what the first is
+    second.client.send_reliable(
+        told.MirrorKept(1, 1)
+    )  # it is known by its connection and gets the first one's messages
     run.until(lambda: not len(second.client.peer.outbox))
     run.tasks.start(WORKER, 2, 0.0)
     run.tasks.clear_tree(WORKER, 1, has_ended=False)

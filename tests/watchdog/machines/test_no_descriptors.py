@@ -40,7 +40,7 @@ def no_descriptors() -> Iterator[None]:
 
 
 class Coordinator:
-    """Its port, and a checkpoint service that hears what it is asked."""
+    """A coordinator's port, and a checkpoint service that receives its questions."""
 
     def __init__(self, directory: Path, held: ExitStack) -> None:
         self.context, self._waiter = new_context(), Waiter()
@@ -56,7 +56,7 @@ class Coordinator:
         self._waiter.register(self._service)
 
     def asked(self, turn: Callable[[], object]) -> Message:
-        """What the service is asked, while `turn` is called again and again."""
+        """Return the service's first question while `turn` is called repeatedly."""
         deadline_s = CLOCK.monotonic() + NEWS_S_MAX
         while (received := self._service.receive()) is None:
             assert CLOCK.monotonic() < deadline_s

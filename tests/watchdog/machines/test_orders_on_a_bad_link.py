@@ -52,7 +52,7 @@ class Link:
         self._waiter.register(self.client)
 
     def until(self, has_come: Callable[[], object], resends: bool = True) -> None:
-        """Both ends have their turns.  `resends`: whether the coordinator sends again what is due."""
+        """Turn both ends. `resends`: the coordinator resends what is due."""
         deadline_s = CLOCK.monotonic() + NEWS_S_MAX
         while not has_come():
             assert CLOCK.monotonic() < deadline_s, f"heard {self.orders}"
@@ -71,7 +71,7 @@ class Link:
         return not self._server.unacknowledged(member_id(1))
 
     def connect(self) -> None:
-        """Returns once the coordinator has heard the member on its newest connection."""
+        """Wait until the coordinator has heard the member on its newest connection."""
         self.way.mend()
         made, member = self.client.connections, self.members.by_task[WORKER]
         self.until(lambda: self.client.connections > made, resends=False)

@@ -13,7 +13,7 @@ from procsv.watchdog.machines.joining import describe_lock
 
 
 def take(directory: Path, now_s: float) -> LaunchLock | None:
-    """As a launch does that ends at once."""
+    """Lock the directory as a launch that ends at once."""
     lock = DirectoryLock(directory)
     try:
         assert lock.try_acquire()

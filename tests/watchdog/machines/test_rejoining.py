@@ -26,7 +26,7 @@ LOOKS_MAX = 500
 
 
 class Adrift:
-    """A member of the run "before", whose coordinator is lost."""
+    """A member of the run "before" that has lost its coordinator."""
 
     def __init__(self, directory: Path, held: contextlib.ExitStack) -> None:
         at = str(directory)
@@ -45,7 +45,7 @@ class Adrift:
         return made
 
     def look(self, served: Served | None = SERVED) -> Joined | None:
-        """Once, and what follows in the second after that."""
+        """Look once and return what follows within a second."""
         self.clock.advance(LOOK_AGAIN_S)
         joined = self.rejoining.find_coordinator(lambda: served)
         for coordinator in self.coordinators:

@@ -34,7 +34,7 @@ class Remote:
         self.tasks = RemoteTasks(context, server, members, start, self.clock)
 
     def pass_time(self, seconds: float) -> list[Event]:
-        """What is heard of meanwhile by a loop that looks as often as the coordinator's."""
+        """Return what a loop hears meanwhile that looks as often as the coordinator's."""
         heard: list[Event] = []
         for _ in range(int(seconds / LOOK_S)):
             self.clock.advance(LOOK_S)

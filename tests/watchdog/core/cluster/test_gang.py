@@ -28,7 +28,7 @@ def gang(*others: TaskId, restart: str = "gang", **settings: Any) -> Played:
 
 
 def go(played: Played, task: TaskId, incarnation: int = 1) -> list[Action]:
-    """`task` has been killed by us, and nothing of it is left."""
+    """Let our kill of `task` end it and its tree."""
     return played.tell(Ended(task, incarnation, KILLED), TreeGone(task, incarnation))
 
 
@@ -37,7 +37,7 @@ def spawned(actions: list[Action]) -> list[tuple[TaskId, int]]:
 
 
 def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
-    """The members have their processes, and end their first step, having begun with `steps`."""
+    """Give the members their processes and first steps, starting at `steps`."""
     out = []
     for task, step in zip((FIRST, SECOND), steps, strict=True):
         out += played.tell(
@@ -133,7 +133,7 @@ def test_auto_binds_no_tasks_if_there_are_servers_and_task_binds_none_at_all() -
 
 # -- failures --------------------------------------------------------------------------------------------------
 def fail_once(played: Played, task: TaskId, incarnation: int) -> None:
-    """`task` is killed, all are started again, and train."""
+    """Kill `task`, restart all, and train."""
     played.tell(Ended(task, incarnation, KILLED), at_s=played.now_s + 100.0)
     other = FIRST if task == SECOND else SECOND
     played.tell(TreeGone(task, incarnation), Ended(other, incarnation, KILLED), TreeGone(other, incarnation))
@@ -147,7 +147,7 @@ def test_one_end_of_a_gang_is_one_failure_whichever_task_ends() -> None:
         fail_once(played, task, incarnation)
     assert played.core.chief.history.no_progress_count == 2
     out = played.tell(Ended(SECOND, 3, KILLED))
-    assert journaled(out, "gave_up") == []  # what the chief has left may be progress
+    assert journaled(out, "gave_up") == []  # what the chief left may be progress
 
     out = played.tell(
         Ended(FIRST, 3, KILLED), Said(CHECKPOINT, 1, FlushDone(-1, ""), TrainerExited(3, False, task=FIRST))
@@ -232,7 +232,7 @@ def test_a_chief_that_has_finished_lets_the_others_finish() -> None:
 
 
 def test_a_worker_that_finishes_as_its_chief_dies_restarts_with_it() -> None:
-    """It is killed for that, and had ended by itself: whose end is seen first is left to chance."""
+    """It is killed for that and had finished by itself: either end may be seen first."""
     played = gang()
     played.end(FIRST, KILLED)
 

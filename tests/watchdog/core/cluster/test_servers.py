@@ -42,7 +42,7 @@ def test_a_serving_server_that_exits_with_0_restarts() -> None:
 
 
 def recovery(played: Played, task: TaskId, incarnation: int, step: int, source: Source) -> dict[str, Any]:
-    """What the journal says of the first step of that task."""
+    """Return the journal's entry about the first step of that task."""
     first = FirstStepDone(step, source, "", step + 1, 100.0)
     (recovered,) = journaled(
         played.tell(Said(task, incarnation, Hello(1)), Said(task, incarnation, first)), "recovered"
@@ -51,7 +51,7 @@ def recovery(played: Played, task: TaskId, incarnation: int, step: int, source: 
 
 
 def read(played: Played, task: TaskId, step: int) -> None:
-    """The heartbeat of `task` says that step."""
+    """Let the heartbeat of `task` show that step."""
     played.tell(Ticked({task: Heartbeat(Phase.STEP, step, 1, 100.0, 0.0)}))
 
 
@@ -66,7 +66,7 @@ def end_and_start(played: Played, task: TaskId, incarnation: int) -> None:
 def test_a_lost_servers_cost_counts_from_the_progress_of_the_others_while_the_chief_was_away() -> None:
     played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
     played.tell(Said(SERVER, 1, Hello(1)), Ticked({SERVER: Heartbeat(Phase.SERVE, -1, 1, 100.0, 0.0)}))
-    read(played, WORKER, 8)  # it may train before the chief has said that it does
+    read(played, WORKER, 8)  # it may train before the chief reports that it does
     assert recovery(played, CHIEF, 1, 0, "fresh")["lost_steps"] == 0
     assert "lost_steps" not in recovery(played, WORKER, 1, 1, "chief"), "it puts nothing back"
     read(played, CHIEF, 100)
@@ -81,7 +81,7 @@ def test_a_lost_servers_cost_counts_from_the_progress_of_the_others_while_the_ch
         "a snapshot of after the chief's death has come from a server"
     )
     assert "50 steps redone" in said(out)[0][0]
-    read(played, WORKER, 200)  # from before, as it has made no step since
+    read(played, WORKER, 200)  # an old value: it has made no step since
     read(played, WORKER, 155)
     played.tell(Said(SERVER, 2, Hello(1)), Ticked({SERVER: Heartbeat(Phase.SERVE, NO_STEP, 1, played.now_s, 0.0)}))
     end_and_start(played, SERVER, 2)
@@ -93,7 +93,7 @@ def test_a_lost_servers_cost_counts_from_the_progress_of_the_others_while_the_ch
 
 
 def test_a_server_that_does_not_serve_and_exits_with_0_is_done() -> None:
-    """A program can end its servers by a word of its own: they wait for that in a session, and not in `join`."""
+    """A program can end its servers by its own message: they wait for it in a session, not in `join`."""
     played = server_in(Phase.IDLE)
     out = played.end(SERVER, DONE)
     assert journaled(out, "exited")[0]["cause"] == "completed"

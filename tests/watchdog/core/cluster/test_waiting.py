@@ -17,18 +17,18 @@ WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evalua
 TASKS = (CHIEF, WORKER, SERVER, EVALUATOR)
 TRAINS, SERVES, CONNECTS = Phase.STEP, Phase.SERVE, Phase.CONNECT
 LOOK_S = 5
-STEP_S = 100.0  # as an earlier launch has learned it: a step may take 2000 s, and so may the silence of a server
+STEP_S = 100.0  # learned by an earlier launch: a step may take 2000 s, and a server may be silent as long
 
 
 class Tasks:
-    """Four tasks, at whose heartbeats the watchdog looks every five seconds."""
+    """Four tasks whose heartbeats the watchdog reads every five seconds."""
 
     def __init__(self, **phases: Phase) -> None:
         self.played = Played(trains=False, tasks=TASKS, learned_step_s=STEP_S, launch=LaunchSettings())
         self.phases = {CHIEF: TRAINS, WORKER: TRAINS, SERVER: SERVES, EVALUATOR: Phase.IDLE}
         self.phases |= {TaskId.parse(name.replace("_", ".")): phase for name, phase in phases.items()}
-        self.silent: dict[TaskId, float] = {}  # the last beat of those whose heartbeat has stopped
-        self.stuck: set[TaskId] = set()  # they beat, and make no progress
+        self.silent: dict[TaskId, float] = {}  # the last beat of tasks whose heartbeat has stopped
+        self.stuck: set[TaskId] = set()  # tasks that beat without progress
         self.work = 0
         for task in TASKS:
             self.played.tell(Said(task, 1, Hello(1)))
@@ -40,7 +40,7 @@ class Tasks:
         self.played.tell(Said(task, 1, FirstStepDone(0, "fresh", "x", 1, self.played.now_s)))
 
     def tick(self, seconds: int = LOOK_S) -> list[str]:
-        """The tasks that are found hanging in that time."""
+        """Let time pass. Return the tasks found hanging."""
         found = []
         for _ in range(seconds // LOOK_S):
             self.played.now_s += LOOK_S
@@ -66,7 +66,7 @@ def test_no_task_waits_while_all_is_well() -> None:
 
 
 def test_all_sessions_wait_for_a_silent_server_and_only_the_server_counts_as_hanging() -> None:
-    """Who waits would be over its own limit first: the limit of both is twenty steps."""
+    """A waiting task would exceed its own limit first: both limits are twenty steps."""
     tasks = Tasks()
     tasks.silent[SERVER] = tasks.played.now_s
     tasks.stuck = {CHIEF, WORKER, SERVER}
@@ -97,7 +97,7 @@ def test_a_server_is_waited_for_until_its_successor_serves() -> None:
     tasks.phases[SERVER] = Phase.IMPORT
     assert tasks.tick(100) == []
     assert tasks.awaited(CHIEF) == SERVER
-    tasks.phases[SERVER] = SERVES  # its heartbeat says so, whether it was heard or not
+    tasks.phases[SERVER] = SERVES  # its heartbeat shows it, whether or not its message arrived
     tasks.tick()
     assert tasks.awaited(CHIEF) is None
     assert sorted(tasks.tick(2100)) == ["chief", "worker.0"]
@@ -116,7 +116,7 @@ def test_a_worker_waits_for_its_chief_to_create_the_model_however_long_that_take
 
 
 def test_no_task_waits_for_a_server_that_has_never_served() -> None:
-    """A program can do without TensorFlow's servers, and its other tasks are still watched."""
+    """A program may not use TensorFlow's servers, and its other tasks are still watched."""
     tasks = Tasks(ps_0=Phase.IMPORT)
     tasks.stuck = {WORKER}
     assert tasks.awaited(WORKER) is None

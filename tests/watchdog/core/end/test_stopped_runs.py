@@ -106,7 +106,7 @@ def test_services_that_do_not_finish_in_time_are_killed() -> None:
     world.crash(Exit(75, None))
     world.advance(30.0)
 
-    assert world.exit_code == 70  # nobody knows whether the newest state is on disk
+    assert world.exit_code == 70  # it is unknown whether the newest state is on disk
     assert not world.alive
 
 
@@ -124,8 +124,8 @@ def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing
     ("exit", "handles", "code"),
     [
         (Exit(130, None), 0, 130),  # interrupted, as by Ctrl-C
-        (Exit(0, None), 0, 0),  # it has caught that
-        (Exit(75, None), 0, 70),  # ended by the bootstrap: nobody saved anything
+        (Exit(0, None), 0, 0),  # it caught the interrupt
+        (Exit(75, None), 0, 70),  # ended by the bootstrap: nothing was saved
         (Exit(0, None), 1 << signal.SIGTERM, 0),  # its own handler has run
         (Exit(75, None), 1 << signal.SIGTERM, 75),
         (Exit(3, None), 1 << signal.SIGTERM, 3),

@@ -33,7 +33,7 @@ def watched() -> HangEscalation[Liveness]:
 
 
 def look(escalation: HangEscalation[Liveness], from_s: float, to_s: float, is_stopped: bool = False) -> list[float]:
-    """Every five seconds; when it was found hanging."""
+    """Look every five seconds. Return when the hang was found."""
     return [
         float(now_s)
         for now_s in range(int(from_s), int(to_s) + 1, 5)
@@ -54,7 +54,7 @@ def escalated(is_stopped: bool = False) -> HangEscalation[Liveness]:
 
 
 def climb(escalation: HangEscalation[Liveness], now_s: float) -> tuple[list[int], bool]:
-    """The signals to send, and whether it is to be killed."""
+    """Return the signals to send, and whether to kill it."""
     signals = escalation.climb(3, now_s)
     numbers = [one.number for one in signals if isinstance(one, Signal)]
     assert signals == [Signal(TRAINER, 3, number) for number in numbers]

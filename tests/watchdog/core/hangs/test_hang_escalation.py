@@ -98,7 +98,7 @@ def test_a_hang_is_a_failure_like_any_other_and_its_cause_names_the_frame() -> N
 def test_a_frozen_process_is_reported_as_frozen() -> None:
     world = World(settings=QUICK, frozen=True).ready().train(840)
     world.advance(5.0)
-    assert trainer_signals(world) == []  # the stacks are written when it is woken to die
+    assert trainer_signals(world) == []  # its stacks are dumped when it is woken to die
     world.advance(5.0)
     assert trainer_signals(world) == [MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
     world.crash(ABORTED)
@@ -122,7 +122,7 @@ def test_row_09_a_trainer_that_continues_was_frozen_for_that_time_which_was_not_
     trained_s = goodput.value(world.now_s) * (world.now_s - goodput.started_s)
     assert trained_s <= world.now_s - goodput.started_s - 1.5
 
-    world.frozen = True  # and this time it is killed meanwhile
+    world.frozen = True  # this time it is killed meanwhile
     world.advance(1.0)
     world.frozen = False
     world.crash()

@@ -29,7 +29,7 @@ def running(**changes: object) -> World:
 
 
 def wedge(world: World, task: TaskId, shows: str = "") -> None:
-    """It is found, and dies of SIGABRT."""
+    """Let it be found and die of SIGABRT."""
     world.step(world.core.chief.step + 1)
     world.silent[task] = shows
     found = len(world.events("hang_detected"))
@@ -129,7 +129,7 @@ def test_the_end_of_a_run_does_not_wait_forever_for_a_frozen_service() -> None:
     world.silent |= {CHECKPOINT: STOPPED, SUMMARY: STOPPED}
     world.crash(Exit(0, None))
     assert {(CHECKPOINT, signal.SIGCONT), (SUMMARY, signal.SIGCONT)} <= set(world.signals)
-    world.advance(100.0)  # not even that has helped
+    world.advance(100.0)  # even that does not help
 
     assert [entry.incarnation for entry in world.events("service_restarted")] == [2, 2]
     world.silent.clear()
@@ -140,14 +140,14 @@ def test_the_end_of_a_run_does_not_wait_forever_for_a_frozen_service() -> None:
 
 # -- what is looked at -----------------------------------------------------------------------------------------
 class Watched:
-    """A liveness that is shown a beat every half second."""
+    """A liveness that gets a beat every half second."""
 
     def __init__(self, launch: LaunchSettings | None = None) -> None:
         self.liveness, self.now_s = ServiceLiveness(launch or LaunchSettings()), 0.0
         self.liveness.start_watch(0.0)
 
     def show(self, beat: Heartbeat | None, seconds: float, beats: bool = False, at_disk: bool = False) -> str:
-        """For so long; `beats`: the loop comes round.  What is found wrong, and nothing if that is nothing."""
+        """Show `beats` for that time if the loop runs. Return the problem found, or nothing."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += 0.5
@@ -179,7 +179,7 @@ def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_movement_is_no
 def test_time_in_disk_wait_does_not_count(beats: bool) -> None:
     watched = Watched()
     assert not watched.show(BUSY, 5000.0, beats, at_disk=True)
-    assert not watched.show(BUSY, HANG_LIMITS_S["service"] - 1.0, beats)  # and then all of the time begins anew
+    assert not watched.show(BUSY, HANG_LIMITS_S["service"] - 1.0, beats)  # then the whole time starts again
     assert watched.show(BUSY, 1000.0, beats)
 
 

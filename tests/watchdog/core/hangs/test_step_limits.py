@@ -51,7 +51,7 @@ def test_the_median_covers_the_most_recent_steps() -> None:
 def test_calls_that_end_are_progress_though_the_step_does_not_change() -> None:
     trainer = Trainer().trains(10, 1.0)
     for call in range(100):
-        assert trainer.passes(100.0) is None  # an evaluation: each call under the limit, all of them far beyond
+        assert trainer.passes(100.0) is None  # an evaluation: each call is below the limit, all together far beyond
         trainer.says(Phase.STEP, 10, 1000 + call)
 
 
@@ -128,7 +128,7 @@ def test_calls_without_a_new_step_are_not_steps_and_their_time_belongs_to_the_ne
 
 def test_the_time_of_a_save_is_not_step_time() -> None:
     trainer = Trainer().trains(2, 1.0)
-    for step in range(3, 13):  # a save after each step: with its time, most of what is measured would be 100 s
+    for step in range(3, 13):  # a save after each step: counting it, most measurements would be 100 s
         trainer.says(Phase.SAVE, step - 1, 2 * step)
         trainer.passes(100.0)
         trainer.says(Phase.STEP, step - 1, 2 * step + 1)

@@ -185,7 +185,7 @@ def test_a_heartbeat_ten_seconds_old_is_no_suspicion_and_an_older_one_is() -> No
 
 
 # -- what is a step, and what is not -----------------------------------------------------------------------------
-LOOKS_S = 2 * LOOK_S_MAX + 1.0  # from the limit to the look that finds it
+LOOKS_S = 2 * LOOK_S_MAX + 1.0  # between the limit and the look that finds it
 NOT_A_STEP = [
     (Phase.PROGRAM, True),  # a callback, an evaluation, between two fits, a cell of a notebook
     (Phase.STEP, False),  # between two calls of a session, or of `step()`
@@ -255,7 +255,7 @@ def test_steps_between_callbacks_are_measured_and_other_work_is_not() -> None:
         trainer.says(Phase.STEP, step, step)
         trainer.passes(0.5)
     assert trainer.liveness.steps.median_s == pytest.approx(10.0)
-    saves = Trainer().says(Phase.PROGRAM, 0)  # a program whose saves alone are seen
+    saves = Trainer().says(Phase.PROGRAM, 0)  # a program of which only saves are visible
     for step in range(1, 8):
         saves.passes(9.5)
         saves.says(Phase.PROGRAM, step, step)
@@ -264,7 +264,7 @@ def test_steps_between_callbacks_are_measured_and_other_work_is_not() -> None:
 
 # -- a limit that was wrong --------------------------------------------------------------------------------------
 def hung_and_started_again(phase: Phase = Phase.PROGRAM) -> Trainer:
-    """In `phase` after step 2, as the attempt before was."""
+    """Return a trainer whose previous attempt hung in `phase` after step 2."""
     trainer = Trainer().trains(2, 1.0).says(phase, 2, 2)
     hang = trainer.passes(1800.0 + LOOKS_S)
     assert hang is not None

@@ -31,7 +31,7 @@ def test_row_56_a_start_after_an_attempt_with_a_session_is_hung_when_its_process
     trainer = Trainer().starts_again()
     assert trainer.passes(1799.0) is None
     trainer.works = True
-    assert trainer.passes(5000.0) is None  # it prepares its data, say
+    assert trainer.passes(5000.0) is None  # for example, it prepares its data
     trainer.works = False
     hang = trainer.passes(1800.0 + 2 * LOOK_S_MAX + 1.0)
     assert hang is not None

@@ -10,20 +10,20 @@ from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTime
 
 
 class Trainer:
-    """A heartbeat over time, looked at twice a second as the reactor does."""
+    """A heartbeat over time, read twice a second as the reactor does."""
 
     def __init__(self, launch: LaunchSettings | None = None, known_s: float = 0.0, *, is_near: bool = True) -> None:
-        """`is_near`: its processes can be looked at."""
+        """`is_near`: its processes can be examined."""
         self.is_near = is_near
         self.now_s = 1000.0
         self.liveness = Liveness(launch or LaunchSettings(), StepTimes(known_s))
         self.liveness.start_watch(self.now_s)
         self.beat: Heartbeat | None = None
-        self.works = False  # its processes do something
+        self.works = False  # its processes are active
         self.activity = 0
 
     def starts_again(self) -> Trainer:
-        """After an attempt that had a session."""
+        """Start again after an attempt that had a session."""
         self.says(Phase.CONNECT)
         self.beat = None
         self.liveness.start_watch(self.now_s)
@@ -37,7 +37,7 @@ class Trainer:
         return self
 
     def passes(self, seconds: float, every_s: float = 0.5) -> Hang | None:
-        """Time without progress; the hang, as soon as there is one."""
+        """Let time pass without progress. Return the hang as soon as there is one."""
         return self._passes(seconds, every_s, self.liveness.hang)
 
     def is_suspected_within(self, seconds: float) -> Hang | None:
@@ -64,5 +64,5 @@ class Trainer:
 
 
 def far(launch: LaunchSettings | None = None) -> Trainer:
-    """Of a task on another machine only the heartbeat is seen."""
+    """Return a trainer on another machine, of which only the heartbeat is visible."""
     return Trainer(launch, is_near=False)

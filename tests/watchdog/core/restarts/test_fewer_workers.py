@@ -19,7 +19,7 @@ from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, said
 
 FIRST, SECOND, THIRD = (TaskId("worker", number) for number in range(3))
 PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)
-HOPELESS = Exit(78, None)  # of a program that asks not to be started again
+HOPELESS = Exit(78, None)  # from a program that asks not to be restarted
 
 
 def group(least: int | None, ps: int = 1, *, has_chief: bool = True, **settings: Any) -> Played:
@@ -33,7 +33,7 @@ def give_up(played: Played, task: TaskId) -> list[Action]:
 
 
 def end_of_run(played: Played, chief: Exit = DONE) -> list[Action]:
-    """The chief has come to that end, and the others follow it."""
+    """Let the chief end that way and the others follow."""
     out = played.end(CHIEF, chief)
     if isinstance(unsettled := played.core.chief.unsettled, TrainerExited):
         out += played.answer(unsettled, "")

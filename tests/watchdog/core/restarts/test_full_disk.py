@@ -22,7 +22,7 @@ FULL = LastWords("OSError", "[Errno 28] No space left on device", "", 840, no_ro
 
 
 def full(world: World | None = None) -> World:
-    """A world whose disk is full, and has ended the program."""
+    """Return a world whose disk is full and has ended the program."""
     world = running() if world is None else world
     world.disk_has_room = False
     world.crash(Exit(1, None), FULL)
@@ -112,9 +112,9 @@ def test_a_run_stopped_while_it_waits_for_room_ends() -> None:
     ("exit", "words", "waits"),
     [
         (Exit(1, None), None, True),
-        (Exit(None, signal.SIGBUS), None, True),  # a mapped file that has no room
-        (Exit(None, signal.SIGKILL), None, False),  # by somebody: it trains on from memory
-        (Exit(78, None), None, None),  # says itself that it is of no use
+        (Exit(None, signal.SIGBUS), None, True),  # a mapped file without room
+        (Exit(None, signal.SIGKILL), None, False),  # killed from outside: it resumes from memory
+        (Exit(78, None), None, None),  # says itself that a restart is useless
     ],
 )
 def test_any_failure_while_the_disk_is_full_waits_for_room(

@@ -10,7 +10,7 @@ from tests.support.naming import Naming
 
 
 def trained(first: int = 5, earlier: Earlier | None = None) -> Goodput:
-    """A launch of second 100 whose trainer has ended step `first` in second 110."""
+    """Return a launch from second 100 whose trainer finished step `first` in second 110."""
     goodput = Goodput(100.0, earlier or Earlier())
     goodput.start_training(110.0, first)
     return goodput

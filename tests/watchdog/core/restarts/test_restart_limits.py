@@ -30,7 +30,7 @@ RETURN = Death(Exit(75, None), None, 10)
 
 
 class Longest(random.Random):
-    """Every delay is as long as it may be."""
+    """Makes every delay as long as it may be."""
 
     def uniform(self, a: float, b: float) -> float:
         return b
@@ -242,7 +242,7 @@ def test_an_older_state_that_was_left_for_the_newest_can_be_suspect_too() -> Non
 
 
 def gone_back() -> History:
-    """From 500, on which it has crashed twice."""
+    """Return a history that went back from step 500 after two crashes."""
     past = history()
     past.durable(500)
     assert [past.suspects(SEGFAULT, 500, 500) for _ in range(3)] == [False, True, True]

@@ -29,7 +29,7 @@ def history(**policy: float) -> History:
 
 
 def trained(**policy: float) -> History:
-    """One that has had its first step."""
+    """Return a history with a first step."""
     made = history(**policy)
     made.ready(0)
     return made
@@ -176,7 +176,7 @@ def test_permanent_exits_give_up_at_once(number: int) -> None:
 )
 def test_a_permanent_error_gives_up_at_once_before_the_first_step(death: Death) -> None:
     assert "the first step" in why_of(history().decide_restart(death))
-    assert isinstance(trained().decide_restart(death), Restart)  # later it is a failure like others
+    assert isinstance(trained().decide_restart(death), Restart)  # later it is an ordinary failure
 
 
 def test_an_exception_before_the_first_step_gets_two_tries() -> None:
@@ -211,7 +211,7 @@ def test_three_failures_in_a_row_at_one_step_are_found_although_a_crash_save_mad
     past = trained()
     words = LastWords("ValueError", "boom", step=840)
     past.decide_restart(code(1, words))
-    past.durable(839)  # the crash save of the first time
+    past.durable(839)  # the crash save of the first failure
     past.decide_restart(code(1, words))
 
     assert "deterministic" in why_of(past.decide_restart(code(1, words)))

@@ -41,7 +41,7 @@ def failed(failure: str = BOOM, kept_s: float = 1.0, seconds: float = 2.0) -> Co
 
 
 def killed(kept_s: float = 1.0, seconds: float = 2.0) -> CountedAttempt:
-    """From outside; one that ends as planned looks the same."""
+    """Return an end by an external kill; a planned end looks the same."""
     return CountedAttempt(seconds, kept_s)
 
 
@@ -123,7 +123,7 @@ def test_both_limits_can_be_configured_and_switched_off() -> None:
 
 # -- in a run ----------------------------------------------------------------------------------------------------
 def fail(world: World, step: int, words: LastWords | None, exit: Exit = FAILED) -> None:
-    """The trainer ends; its last step is saved and is progress; the next one trains."""
+    """Let the trainer end. Its last step is saved and is progress, and the next one trains."""
     world.memory_step = step
     world.crash(exit, words)
     world.advance(2.0)
@@ -165,7 +165,7 @@ def test_a_run_without_saved_steps_whose_last_state_is_progress_is_given_up_too(
         world.crash(Exit(3, None))
         world.advance(70.0)
         world.train(10)
-    world.memory_step = 10  # the fifth failure with no newly durable step leaves one that can be saved
+    world.memory_step = 10  # the fifth failure without a newly durable step leaves a step that can be saved
     world.crash(Exit(3, None))
 
     assert world.exit_code == 70

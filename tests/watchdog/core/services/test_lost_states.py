@@ -42,7 +42,7 @@ def test_a_stop_whose_last_state_could_not_be_captured_ends_with_70_and_says_so(
 
 
 def test_a_last_state_that_could_not_be_captured_counts_even_if_the_news_comes_after_the_end() -> None:
-    """Who hears it was held up itself, by the same logdir perhaps: it sees the end first."""
+    """The watchdog may have been blocked itself, perhaps by the same logdir, and sees the end first."""
     world = running()
     world.receive(TRAINER, untaken(is_last=True))
     world.crash(DONE)
@@ -65,7 +65,7 @@ def test_a_state_lost_with_its_memory_ends_with_70_though_the_service_does_not_k
     world.memory_step = 21
     world.advance(1.0)
     world.stop()
-    world.memory_step = -1  # swept, while the trainer is killed, and a service that has just started
+    world.memory_step = -1  # swept while the trainer is killed and a service has just started
     world.crash()
     world.advance(30.0)
 

@@ -81,7 +81,7 @@ def test_a_service_that_is_not_up_cannot_be_asked_to_finish() -> None:
 
 
 def died(service: ServiceSupervisor, exit: Exit, times: int, is_ready: bool = False, phase: Phase = Phase.IDLE) -> int:
-    """How often it came back."""
+    """Return how often it came back."""
     for number in range(times):
         if is_ready:
             service.ready(service.incarnation)

@@ -23,7 +23,7 @@ UNLISTED = [pair for pair in itertools.product(TaskState, LifecycleEvent) if pai
 
 
 def after(*events: LifecycleEvent) -> tuple[TaskState, tuple[LifecycleAction, ...]]:
-    """Where a fresh trainer is after `events`, and what the last one led to."""
+    """Return a fresh trainer's state after `events`, and the result of the last one."""
     life = Lifecycle()
     actions: tuple[LifecycleAction, ...] = ()
     for event in events:
@@ -47,7 +47,7 @@ def after(*events: LifecycleEvent) -> tuple[TaskState, tuple[LifecycleAction, ..
         ((E.READY, E.RECYCLE_ASKED, E.RECYCLE_LATE), TaskState.RECYCLING, (A.KILL_TREE,)),
         ((E.READY, E.HANGS), TaskState.HUNG, (A.DUMP_STACKS,)),
         ((E.READY, E.HANGS, E.STEPS), TaskState.HUNG, ()),  # too late: its stacks are being taken
-        ((E.READY, E.HANGS, E.STOP_ASKED), TaskState.STOPPING, (A.KILL_TREE,)),  # it would not hear it
+        ((E.READY, E.HANGS, E.STOP_ASKED), TaskState.STOPPING, (A.KILL_TREE,)),  # it would not receive it
         ((E.READY, E.HANGS, E.TREE_STAYS), TaskState.UNKILLABLE, (A.ALERT,)),
         ((E.READY, E.HANGS, E.TREE_STAYS, E.TREE_GONE), TaskState.BACKOFF, ()),
         ((E.READY, E.STALLS), TaskState.STALLED, (A.REPORT_HANG,)),  # only observed: it is left alone

@@ -25,7 +25,7 @@ def an_observer(launch: LaunchSettings | None = None) -> World:
 
 
 def an_end(world: World) -> dict[str, Any]:
-    """What the journal says of the program's end."""
+    """Return the journal's entry about the program's end."""
     return next(entry.entry.fields() for entry in world.events("exited") if entry.task == TRAINER)
 
 

@@ -21,7 +21,7 @@ def beat(phase: Phase = Phase.IMPORT, step: int = -1, spacing: Spacing = Spacing
 
 
 def started(*beats: Heartbeat) -> Protection:
-    """Of a program that was started at 100 s, and has shown these."""
+    """Return a program's protection, started at 100 s, after these beats."""
     made = Protection(LaunchSettings())
     made.start_attempt(100.0)
     for seen in beats:

@@ -12,7 +12,7 @@ LOST, UNTAKEN = Naming("step 20 "), Naming("step 22 ", ": no memory")
 
 
 def taken(step: int) -> SnapshotRecord:
-    """Of a trainer that has taken a snapshot of this step, which is the one that it has come to."""
+    """Return the record of a trainer that has just taken a snapshot of its present step."""
     record = SnapshotRecord()
     record.see_memory(step, trained_step=step)
     return record

@@ -258,7 +258,7 @@ def test_a_trainer_frozen_before_it_trains_is_not_reported_as_frozen() -> None:
 
 # -- hangs -----------------------------------------------------------------------------------------------------
 def hang(played: Played) -> float:
-    """It makes no step until that is found; when."""
+    """Make no step until the hang is found. Return when."""
     at_s = 100.0
     while played.core.chief.life.state is TaskState.RUNNING:
         at_s += 1.0

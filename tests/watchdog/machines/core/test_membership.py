@@ -133,7 +133,7 @@ def test_spare_launches_replace_lost_ones_as_long_as_there_are_any() -> None:
     assert places() == {"ps.0": 1, "worker.0": 4, "spare.1": 3}
     members.by_task[spares[0]].is_lost = True
     assert places() == {"ps.0": 1, "worker.0": 3}
-    members.by_task[PS].is_leaving = True  # its machine is to end: as good as lost
+    members.by_task[PS].is_leaving = True  # its machine is about to end: as good as lost
     assert places() is None
 
 
@@ -143,7 +143,7 @@ def test_a_spare_launch_that_has_taken_a_task_is_not_waited_for_under_its_own_na
     members.join(_member(PS, 2))
     assert set(members.missing) == {WORKER, *spares}
 
-    members.join(_member(WORKER, 4))  # which spare.1 was at first
+    members.join(_member(WORKER, 4))  # originally spare.1
 
     assert set(members.missing) == {spares[0]}
 

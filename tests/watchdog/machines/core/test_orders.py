@@ -53,7 +53,7 @@ def test_an_acknowledgement_of_another_order_is_ignored() -> None:
     send(orders)
 
     orders.acknowledged(TERM)
-    orders.acknowledged(StartTask(WORKER, 2))  # like it, and sent before it
+    orders.acknowledged(StartTask(WORKER, 2))  # an equal order sent before it
 
     assert send(orders) is None
     assert len(orders) == 2
@@ -66,7 +66,7 @@ def test_the_end_of_an_attempt_withdraws_its_orders_and_the_rest_follows_at_once
 
     assert orders.attempt_died(2) is TERM, "it is under way, and is not to be sent again"
     assert send(orders) is CLEAR
-    orders.acknowledged(TERM)  # it had arrived all the same
+    orders.acknowledged(TERM)  # it had arrived anyway
     assert send(orders) is None
     orders.acknowledged(CLEAR)
     assert send(orders) is later

@@ -36,8 +36,8 @@ def test_a_task_at_another_address_can_continue_only_if_all_restart() -> None:
 @pytest.mark.parametrize(
     ("had", "has"),
     [
-        (LaunchLock(HERE, 10.0), LaunchLock(HERE, 9.0)),  # what the earlier launch has said comes late
-        (LaunchLock(HERE, 10.0), LaunchLock(THERE, 11.0)),  # another machine, or this one before it was started anew
+        (LaunchLock(HERE, 10.0), LaunchLock(HERE, 9.0)),  # the earlier launch's message comes late
+        (LaunchLock(HERE, 10.0), LaunchLock(THERE, 11.0)),  # another machine, or this one before a reboot
         (LaunchLock(HERE, 10.0), None),  # a filesystem without locks
         (None, LaunchLock(HERE, 11.0)),
         (None, None),

@@ -25,9 +25,10 @@ MIB = 2**20
 def travel(
     size: int, interval_s: float, carries: float, copies: int, average: float = AVERAGE_BYTES_PER_S
 ) -> tuple[list[float], list[float], TransferRate]:
-    """How long each copy travels, and how late after its publication each snapshot that was copied is there.
+    """Return how long each copy travels, and how late after its publication each copied snapshot
+    arrives.
 
-    One is published each `interval_s`; the way carries so many bytes a second.
+    A snapshot is published every `interval_s`; the network carries that many bytes a second.
     """
     pace, now_s, travels, late = TransferRate(), 0.0, list[float](), list[float]()
     pace.begin_transfers(0.0, average)
@@ -37,7 +38,7 @@ def travel(
         now_s = max(now_s, pace.due_s)
         pace.asked()
         newest = max(newest + 1, int(now_s / interval_s))
-        now_s = max(now_s, newest * interval_s)  # it is waited for
+        now_s = max(now_s, newest * interval_s)  # the copy waits for the next one
         took_s = size / min(carries, pace.offered(newest, size, now_s))
         now_s += took_s
         travels.append(took_s)
