@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.file import read_journal
@@ -121,6 +122,8 @@ class Injector:
     def _find_for_logdir(self, fault: PlannedFault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
             return lambda: corrupt_newest(self._processes.start.checkpoint_dir, fault.how)
+        if fault.action != "fill":
+            raise ProcsvBug(f"no case for the fault {fault.action} of a logdir")
         if any(self._processes.running.get(task) is None for task, spec in SERVICES.items() if spec.is_critical):
             return None
         return lambda: self._fill(fault.number)
