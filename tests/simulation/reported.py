@@ -12,7 +12,7 @@ SEEDS_MAX = 20
 
 
 def assert_reported(name: str, go: Callable[[int], object], seeds: int = SEEDS_MAX) -> None:
-    """`go`: the run of a seed.  One of them has to report an invariant whose name begins with `name`."""
+    """Run `go` with seeds until one reports an invariant whose name begins with `name`."""
     reported = ""
     for seed in range(seeds):
         try:

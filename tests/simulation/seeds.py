@@ -6,7 +6,7 @@ import pytest
 
 
 def seeds(count: int, block: int = 1) -> list[object]:
-    """The first of each block; a quarter of them, and at least one, guards each change."""
+    """Return the first of each block. A quarter of them, and at least one, run on each change."""
     first = range(0, count, block)
     short = max(1, len(first) // 4)
     return [pytest.param(seed, marks=[pytest.mark.long] if n >= short else []) for n, seed in enumerate(first)]

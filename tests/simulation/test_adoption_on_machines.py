@@ -96,7 +96,7 @@ def test_a_stranded_coordinator_adopts_orders_and_writes_nothing_any_more() -> N
 
 
 def stand_still_at(step: int) -> faults.Fault:
-    """In the next commit, from that step of it on."""
+    """Freeze in the next commit from that step on."""
 
     def fault(run: FleetRun, rng: Random) -> str:
         world = slots(run)[0].world

@@ -53,7 +53,7 @@ def resumed(told: Told) -> list[tuple[str, int]]:
 
 
 def losses(told: Told) -> list[tuple[float, float]]:
-    """Of each loss that was looked at: how much training it has cost, and how much it may have."""
+    """Return for each checked loss the training it cost and the most that it might have cost."""
     copies = told.run.checker.copies
     return list(zip(copies.behind_s, copies.limits_s, strict=True))
 

@@ -34,7 +34,7 @@ from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.run import Run
 from tests.simulation.reported import assert_reported
 
-SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
+SEEDS_MAX = 40  # of the same program and faults: only chance differs
 
 Break = Callable[[pytest.MonkeyPatch], None]
 Plan = list[tuple[float, faults.Fault]]
@@ -122,7 +122,7 @@ def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
 
 def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.launch.max_failures)
-    patch.setattr(Attempts, "add_attempt", lambda self, attempt: "")  # the same failure is enough by itself
+    patch.setattr(Attempts, "add_attempt", lambda self, attempt: "")  # repeated failures alone are enough
 
 
 def _gives_up_one_failure_early(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def _trains_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_what_others_have_saved(patch: pytest.MonkeyPatch) -> None:
-    """By the sequence alone, where each attempt begins with 1."""
+    """Go by the sequence alone, though each attempt starts with 1."""
     patch.setattr(trainer.Trainer, "_number", lambda self: iter(()))
     patch.setattr(States, "is_saved", lambda self, run, incarnation, sequence: sequence <= self.durable_sequence)
     patch.setattr(Durable, "is_of", lambda self, run, incarnation: True)

@@ -19,7 +19,7 @@ Plan = list[tuple[float, faults.Fault]]
 
 
 def runs(plan: Plan, seeds: int = SEEDS, **program: Any) -> list[Run]:
-    """Runs of the same program and faults, to their ends; every invariant is checked on the way."""
+    """Run the same program and faults to their ends. Every invariant is checked on the way."""
     return [Run(seed, Program(**program), list(plan)).go() for seed in range(seeds)]
 
 
@@ -45,7 +45,7 @@ def test_row_04_exceptions_at_different_steps_never_end_a_run_that_progresses() 
 
 def test_row_55_an_exception_repeated_after_every_few_steps_is_given_up_the_fifth_time() -> None:
     flaky = {step: ProgramError("ValueError", f"at {step}") for step in range(6, 60, 6)}
-    run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()  # launched again and again, it ends all the same
+    run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()  # launched again and again, it completes
     [why] = [entry.fields["why"] for entry in journaled(run, "gave_up")]
     assert why.startswith("no useful progress: ValueError, 5 times ")
     assert (run.launches, run.exit_code) == (2, DONE)
@@ -120,7 +120,7 @@ def test_row_19_a_damaged_checkpoint_is_skipped_for_the_previous_one() -> None:
     assert {run.exit_code for run in done} == {DONE}
     assert any(
         journaled(run, "checkpoint_rejected") for run in done
-    )  # where no newer one was on disk, and not said yet
+    )  # unless a newer one was on disk and not yet reported
 
 
 def test_row_20_if_all_checkpoints_are_bad_the_run_fails_and_never_starts_over() -> None:

@@ -107,7 +107,7 @@ def test_an_evaluator_frozen_forever_or_dying_costs_nothing() -> None:
 
 
 def test_when_a_server_is_frozen_forever_only_the_server_is_blamed() -> None:
-    """Its silence is found after 10 s.  Chief and workers may stand still for less than it takes to be served again."""
+    """Its silence is found after 10 s. Chief and workers may wait for less than it takes to be served again."""
     for seed in range(3):
         run = go(seed, [(10.0, freeze_for_ever(SERVER))], hang_timeout_s=HANG_S * 0.7)
         assert run.exit_code == 0

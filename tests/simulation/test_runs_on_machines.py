@@ -189,7 +189,7 @@ def _ends_with_a_code_of_its_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for(times: float) -> Callable[[pytest.MonkeyPatch], None]:
-    """Much longer for its coordinator than it was told to."""
+    """Wait for the coordinator much longer than configured."""
 
     def waits_too_long(patch: pytest.MonkeyPatch) -> None:
         check = MemberCore.check

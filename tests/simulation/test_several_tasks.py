@@ -74,7 +74,7 @@ def test_killing_one_process_restarts_only_that_one(seed: int, task: TaskId) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_tasks_newer_attempt_silences_no_other_task(seed: int) -> None:
-    """The last worker is twice as far in its incarnations as the others, which are still heard."""
+    """The last worker has had twice the attempts of the others, which are still heard."""
     run = go(seed, [(2.0, faults.kill(WORKERS[2])), (4.0, faults.kill(WORKERS[2])), (8.0, faults.kill(WORKERS[0]))])
     ready = [
         (fact.task, fact.incarnation)
@@ -125,13 +125,13 @@ def test_a_gang_restarts_as_one_and_no_member_meets_one_of_the_previous_generati
 
 
 def first_born(run: Run, incarnation: int) -> int:
-    """Which fact the start of the first of that generation is."""
+    """Return the index of the first start in that generation."""
     facts = [(number, fact) for number, (_, fact) in enumerate(run.world.facts) if isinstance(fact, history.Born)]
     return min(number for number, fact in facts if fact.task in TASKS and fact.incarnation == incarnation)
 
 
 def last_gone(run: Run, incarnation: int) -> int:
-    """Which fact the end of the last of that generation is."""
+    """Return the index of the last end in that generation."""
     facts = [(number, fact) for number, (_, fact) in enumerate(run.world.facts) if isinstance(fact, history.Died)]
     ends = [number for number, fact in facts if fact.task in TASKS and fact.incarnation == incarnation]
     assert len(ends) == len(TASKS)

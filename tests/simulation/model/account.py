@@ -14,7 +14,7 @@ from tests.simulation.model.group.fewer import GivenUp
 
 @dataclass(slots=True)
 class Budget:
-    """The failures of one task in one launch, counted anew from what its watchdog was told; a gang has one."""
+    """The failures of one task in one launch, counted from what its watchdog received. A gang has one budget."""
 
     failures: int = 0
     early: int = 0
@@ -22,22 +22,22 @@ class Budget:
     durable_step: int = -1
     was_ready: bool = False
     has_gone_back: bool = False  # before a suspect state
-    is_broken: bool = False  # of a gang: the first has ended, and none was started since
+    is_broken: bool = False  # for a gang: the first member has ended and none has started since
     last: Ended | None = None
 
 
 @dataclass(slots=True)
 class Account:
-    """What the invariants remember."""
+    """The memory of the invariants."""
 
     best: Durable | None = None  # the newest acknowledged checkpoint
     acknowledged: dict[str, int] = field(default_factory=dict)  # path -> step
     taken: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)  # step and value of each snapshot
-    finished: history.Finished | None = None  # the last attempt that came to its last step
-    restored_steps: set[int] = field(default_factory=set)  # of checkpoints that a trainer came from
+    finished: history.Finished | None = None  # the last attempt that reached its last step
+    restored_steps: set[int] = field(default_factory=set)  # steps of restored checkpoints
     suspected: int = -1  # a step that the next trainer need not resume from
     spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged
-    passed_over: set[str] = field(default_factory=set)  # paths of states that were suspected, and are not gone on from
+    passed_over: set[str] = field(default_factory=set)  # paths of suspect states, which are not resumed from
     disk_version: int = -1
     records: dict[str, tuple[str, int]] = field(default_factory=dict)  # record -> file and place
     checked: dict[str, int] = field(default_factory=dict)  # file -> records scanned at
@@ -45,7 +45,7 @@ class Account:
     died: dict[tuple[TaskId, int], history.Died] = field(default_factory=dict)
     budgets: dict[TaskId, Budget] = field(default_factory=dict)
     newest_heard: dict[tuple[TaskId, TaskId], int] = field(default_factory=dict)  # (server, task) -> incarnation
-    newest: dict[TaskId, int] = field(default_factory=dict)  # attempt of each task
+    newest: dict[TaskId, int] = field(default_factory=dict)  # the newest attempt of each task
     ring: int = 0  # the newest ring, of the tasks that train in step, that has made a step
     ring_states: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> state, of that ring
     has_model: bool = False  # the servers hold a whole model, and none has been lost since

@@ -20,9 +20,9 @@ PERMANENT = (78, 126, 127)
 
 
 def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact) -> str:
-    """The run is given up exactly at the budget: not a failure earlier, and not a restart later.
+    """The run gives up exactly at its budget: not a failure earlier, and not a restart later.
 
-    Servers are left out: how long they have served counts for them, too.
+    Servers are left out, because the time they have served counts for them, too.
     """
     budgets = account.budgets
     match fact:
@@ -49,14 +49,16 @@ def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact
         case history.Journaled("restarting", task) if task.role != PS and not _is_shared(budgets, task):
             return _wrong_start(world, task, budgets)
         case history.SpawnAsked(task) if task in budgets and _is_shared(budgets, task):
-            return _wrong_start(world, task, budgets)  # those that ended for another were told of before it was decided
+            return _wrong_start(
+                world, task, budgets
+            )  # tasks that ended because of another were reported before the decision
         case history.Journaled("gave_up" | "task_given_up", task, _, fields) if task.role != PS:
             return _wrong_end(world, budgets[task], fields)
     return ""
 
 
 def _bind(world: World, budgets: dict[TaskId, Budget]) -> None:
-    """All that train have one record: the chief's."""
+    """Give all training tasks one record: the chief's."""
     chief = budgets[world.chief]
     for task in budgets:
         if task.role in (world.chief.role, "worker"):
@@ -64,7 +66,7 @@ def _bind(world: World, budgets: dict[TaskId, Budget]) -> None:
 
 
 def _is_shared(budgets: dict[TaskId, Budget], task: TaskId) -> bool:
-    """Whether `task` is of a gang."""
+    """Return whether `task` belongs to a gang."""
     return len([budget for budget in budgets.values() if budget is budgets[task]]) > 1
 
 
@@ -87,7 +89,7 @@ def _ended(account: Account, ended: Ended) -> None:
 
 
 def _is_free(died: history.Died) -> bool:
-    """A death that was our own order, and costs nothing: but for a hang, which is the program's failure."""
+    """Return whether we ordered the death, which costs nothing. A hang is the program's failure, though."""
     return died.by == "watchdog" and not died.was_stuck
 
 
@@ -115,7 +117,7 @@ def _count(budgets: dict[TaskId, Budget], event: Any) -> None:
 
 
 def _spent(world: World, budget: Budget) -> str:
-    """Why the task may not be started again; "" if it may."""
+    """Return why the task may not restart, or "" if it may."""
     if budget.last is None or budget.last.exit.code in (0, 75):
         return ""
     if budget.failures >= world.settings.launch.max_failures:
@@ -128,7 +130,7 @@ def _spent(world: World, budget: Budget) -> str:
 
 
 def _wrong_end(world: World, budget: Budget, fields: dict[str, Any]) -> str:
-    """What is wrong with giving up now."""
+    """Return what is wrong with giving up now."""
     why = str(fields["why"])
     if "new step on disk" in why and budget.failures != world.settings.launch.max_failures:
         return f"gave up after {budget.failures} failures: {why}"

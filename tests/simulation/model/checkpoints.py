@@ -24,7 +24,7 @@ SYNCED: Read = attrgetter("synced")
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """commit.Intent: the redo log of one commit."""
+    """commit.Intent, the redo log of one commit."""
 
     path: str
     manifest: Manifest
@@ -51,7 +51,9 @@ def base_name(path: str) -> str:
 
 
 def is_whole(files: dict[str, Node], path: str, read: Read = CONTENT) -> bool:
-    """Whether `path` is a good checkpoint in `files`, or will be once its commit is carried out; `read`: what of a file counts."""
+    """Return whether `path` is a good checkpoint in `files`, or will be once its commit is
+    finished. `read` selects what counts.
+    """
     node = files.get(manifest_at(path))
     manifest = read(node) if node is not None else None
     if isinstance(manifest, Manifest) and holds(files, manifest, path, "", read):
@@ -67,7 +69,7 @@ def is_whole(files: dict[str, Node], path: str, read: Read = CONTENT) -> bool:
 
 
 def _comes_back(files: dict[str, Node], intent: Intent, commit: str, read: Read) -> bool:
-    """Whether an undo of this commit puts an older checkpoint of its name into place again."""
+    """Return whether undoing this commit restores an older checkpoint of its name."""
     aside = f"{REPLACED}{commit}"
     node = files.get(f"{aside}/{base_name(manifest_at(intent.path))}") or files.get(manifest_at(intent.path))
     manifest = read(node) if node is not None else None
@@ -75,13 +77,13 @@ def _comes_back(files: dict[str, Node], intent: Intent, commit: str, read: Read)
 
 
 def saved_after(files: dict[str, Node], sequence: int) -> list[str]:
-    """The checkpoints whose manifest tells of a later snapshot than that."""
+    """Return the checkpoints whose manifests name a later snapshot."""
     manifests = [node.content for node in files.values() if isinstance(node.content, Manifest)]
     return [f"{SAVE_PATH}-{manifest.step}" for manifest in manifests if manifest.sequence > sequence]
 
 
 def is_safe(files: dict[str, Node], path: str) -> bool:
-    """The same of what survives a power loss: bytes count as they were fsynced."""
+    """Do `is_whole` for what survives a power loss: bytes count as they were synced."""
     return is_whole(files, path, SYNCED)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 
 class Timer(list[Any]):
-    """Something that is to happen, as [when, number, what]; may be called off.
+    """A future event as [when, number, what]. It may be cancelled.
 
-    A list, as the queue then compares its entries without a call into Python: most of what happens passes through here.
+    It is a list so that the queue compares entries without calling into Python: most of the
+    simulation passes through here.
     """
 
     __slots__ = ()
@@ -21,7 +22,7 @@ class Timer(list[Any]):
 
 
 class SimClock:
-    """A procsv.base.clock.Clock.  Events of one time happen in the order in which they were asked for."""
+    """A procsv.base.clock.Clock. Events at the same time happen in the order of their requests."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -45,7 +46,7 @@ class SimClock:
         return self.at(self.now_s + delay_s, what)
 
     def step(self) -> bool:
-        """The next event happens; False if nothing is to happen any more."""
+        """Run the next event. Return False if there is none."""
         while self._due:
             when_s, _, what = heapq.heappop(self._due)
             if what is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Around a run.  What it leaves goes with the collections after it."""
+    """Run a block without garbage collection. Later collections take what it leaves."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

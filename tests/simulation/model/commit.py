@@ -32,7 +32,7 @@ Steps = Generator[None, None, T]
 
 
 def run_through(steps: Steps[T]) -> T:
-    """All of them at once."""
+    """Do all steps at once."""
     while True:
         try:
             next(steps)
@@ -43,7 +43,7 @@ def run_through(steps: Steps[T]) -> T:
 
 @dataclass(slots=True)
 class SimFencedRename:
-    """fenced_rename.FencedRename."""
+    """A fenced_rename.FencedRename."""
 
     disk: SimDisk
     staging: str
@@ -60,7 +60,7 @@ class SimFencedRename:
 
     def put(self, target: str, content: Any) -> Steps[None]:
         draft = f"{self.staging}/draft.{base_name(target)}"
-        self.check()  # nothing can be written where there is no directory
+        self.check()  # nothing can be written in a missing directory
         self.disk.write(draft, content)
         yield
         if draft not in self.disk.files:
@@ -85,12 +85,12 @@ class SimFencedRename:
 
 @dataclass(slots=True)
 class SimStagingArea:
-    """commit.StagingArea."""
+    """A commit.StagingArea."""
 
     disk: SimDisk
 
     def commit(self, staging: str, intent: Intent) -> list[str]:
-        """Puts a complete staging directory into place; the old checkpoints that could not be deleted."""
+        """Put a complete staging directory into place. Return the old checkpoints that could not be deleted."""
         return run_through(self.commit_in_steps(staging, intent))
 
     def commit_in_steps(self, staging: str, intent: Intent) -> Steps[list[str]]:
@@ -185,7 +185,7 @@ class SimStagingArea:
         return not self.disk.under(STAGING) and not self.disk.under(REPLACED)
 
     def recover(self) -> None:
-        """Ends what a kill has interrupted."""
+        """Finish what a kill has interrupted."""
         found = {name[len(STAGING) :].partition("/")[0] for name in self.disk.under(STAGING)}
         for name in sorted(found, key=lambda name: (int(name.partition(".")[0]), name)):
             staging = f"{STAGING}{name}"
@@ -200,7 +200,7 @@ class SimStagingArea:
         self.disk.remove_all(REPLACED)
 
     def _listed_since(self, intent: Intent) -> tuple[str, ...]:
-        """commit._listed_since: a loss of power may bring back an intent that was over, and the latest since stays the latest."""
+        """See commit._listed_since: a power loss may bring back a finished intent, and the newer latest stays."""
         now = self.disk.read(STATE_FILE)
         if not isinstance(now, tuple) or now == intent.state_before or now[-1] in intent.listed:
             return intent.listed
@@ -223,5 +223,5 @@ class SimStagingArea:
 
 
 def _in_order(path: str) -> tuple[str, ...]:
-    """The files of a checkpoint, as they are deleted."""
+    """Return a checkpoint's files in the order of deletion."""
     return files_of(path)[1], files_of(path)[0], manifest_at(path)

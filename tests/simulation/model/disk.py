@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """The process that was at it is dead: nothing of it runs any more, no handler and no clean-up."""
+    """The process is dead in the middle of this operation: no handler and no clean-up runs."""
 
 
 TORN = ("torn",)
@@ -25,13 +25,13 @@ _WRITES_FAIL = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS, 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One file's bytes: anything at all that compares."""
+    """One file's contents: any comparable value."""
 
     content: Any
     synced: Any = TORN
 
 
-Names = tuple[tuple[str, Node | None], ...]  # that are changed at once; None: it is gone
+Names = tuple[tuple[str, Node | None], ...]  # names changed at once; None: the name is gone
 
 
 @dataclass(slots=True)
@@ -39,16 +39,18 @@ class SimDisk:
     rng: Random
     files: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)  # the names that survive a power loss
-    trouble: str = ""  # an errno's name while the disk is in trouble
-    trouble_chance: float = 1.0  # of each operation to fail then
-    unread: set[str] = field(default_factory=set)  # whose last reading failed
-    kill_in: int | None = None  # the process at it is killed before its n-th operation from now
+    trouble: str = ""  # the name of an errno while the disk is in trouble
+    trouble_chance: float = 1.0  # the chance of each operation to fail then
+    unread: set[str] = field(default_factory=set)  # files whose last read failed
+    kill_in: int | None = None  # the active process is killed before its n-th operation from now
     version: int = 0  # rises with every change
-    _pending: list[tuple[Names, frozenset[str]]] = field(default_factory=list)  # changes, oldest first, and where
+    _pending: list[tuple[Names, frozenset[str]]] = field(
+        default_factory=list
+    )  # changes, oldest first, with their directories
 
     # -- one operation ---------------------------------------------------------------------------------------
     def operation(self, needs_room: bool) -> None:
-        """A moment at which a process can be killed, and a call that can fail."""
+        """A point at which a process can be killed and a call can fail."""
         self.version += 1
         if self.kill_in is not None:
             if self.kill_in <= 0:
@@ -58,7 +60,7 @@ class SimDisk:
             self.fail()
 
     def fail(self) -> None:
-        """OSError, if the disk is in trouble and chance has it so."""
+        """Raise OSError if the disk is in trouble and by chance."""
         if self.trouble and self.rng.random() < self.trouble_chance:
             number = _WRITES_FAIL[self.trouble]
             raise OSError(number, os.strerror(number))
@@ -72,7 +74,7 @@ class SimDisk:
         self._pending.append((names, frozenset([path.rpartition("/")[0] for path, _ in names])))
 
     def write(self, path: str, content: Any) -> None:
-        """A new file, its bytes not yet fsynced; half of them if the disk is full."""
+        """Write a new file without syncing it, or half of it if the disk is full."""
         try:
             self.operation(True)
         except OSError:
@@ -102,7 +104,7 @@ class SimDisk:
                 self.durable[path] = node
 
     def rename(self, source: str, target: str) -> None:
-        """FileNotFoundError if `source` is not there."""
+        """Rename. Raises FileNotFoundError if `source` is missing."""
         if source not in self.files:
             raise FileNotFoundError(source)
         self.operation(False)
@@ -113,7 +115,7 @@ class SimDisk:
         self._change((target, self.files[source]))
 
     def unlink(self, path: str) -> None:
-        """Nothing if it is not there."""
+        """Remove the file if it exists."""
         if path in self.files:
             self.operation(False)
             self._change((path, None))
@@ -131,7 +133,7 @@ class SimDisk:
         self.fsync_dir(path.rpartition("/")[0])
 
     def remove_all(self, prefix: str) -> None:
-        """shutil.rmtree(ignore_errors=True)."""
+        """Do shutil.rmtree(ignore_errors=True)."""
         for path in self.under(prefix):
             try:
                 self.unlink(path)
@@ -140,7 +142,7 @@ class SimDisk:
 
     # -- looking ---------------------------------------------------------------------------------------------
     def read(self, path: str) -> Any:
-        """The bytes, None if there is no such file; OSError while the disk does not even read."""
+        """Return the bytes, or None if there is no such file. Raises OSError while the disk cannot read."""
         if self.trouble == "EIO":
             self.unread.add(path)
             self.fail()
@@ -153,7 +155,7 @@ class SimDisk:
 
     # -- what happens to it ----------------------------------------------------------------------------------
     def lose_power(self) -> None:
-        """What was not fsynced is lost, but for the first few changes."""
+        """Lose what was not synced, except for the first few changes."""
         for names, _ in self._pending[: self.rng.randrange(len(self._pending) + 1)]:
             self._keep(names)
         self._pending.clear()
@@ -163,7 +165,7 @@ class SimDisk:
         self.version += 1
 
     def corrupt_newest(self, path: str) -> None:
-        """Bits flip."""
+        """Flip bits."""
         node = self.files[path]
         node.content = node.synced = ("spoilt",)
         self.version += 1

@@ -23,16 +23,16 @@ from tests.simulation.model.trainer import Trainer
 if TYPE_CHECKING:
     from tests.simulation.model.run import Run
 
-RECOVERY_S = 30.0  # what a fault of an instant may go on to disturb: back-off, restarts of services, saves tried again
-HANG_S_MAX = 550.0  # until a program that hangs is found and ended, the second time
-SERVICE_HANG_S_MAX = 400.0  # until a service is, the fourth time
+RECOVERY_S = 30.0  # what a short fault may still disturb: back-off, service restarts, retried saves
+HANG_S_MAX = 550.0  # until a hanging program is found and ended the second time
+SERVICE_HANG_S_MAX = 400.0  # until a hanging service is, the fourth time
 
 Fault = Callable[["Run", Random], str]
-F = TypeVar("F")  # a fault, of whatever kind of run
+F = TypeVar("F")  # a fault of any kind of run
 
 
 def _meant(run: Run, task: TaskId) -> TaskId:
-    """The trainer of a run of several tasks is its chief."""
+    """Return the trainer. In a run of several tasks that is the chief."""
     return run.world.chief if task == TRAINER else task
 
 
@@ -64,7 +64,7 @@ def freeze(task: TaskId) -> Fault:
     def fault(run: Run, rng: Random) -> str:
         process = run.world.find(_meant(run, task))
         if process is None or process.is_frozen:
-            return ""  # two freezes in a row are one that may be long enough for a hang
+            return ""  # two freezes in a row may be long enough for a hang
         seconds = rng.uniform(0.5, 8.0)
         process.freeze(seconds)
         run.world.disturb(seconds + RECOVERY_S)
@@ -99,10 +99,10 @@ def raise_error(run: Run, rng: Random) -> str:
 
 
 def stuck(run: Run, rng: Random) -> str:
-    """The program hangs, or is stopped for ever."""
+    """Let the program hang, or stop it forever."""
     trainer = _trainer(run)
     if trainer is None or trainer.phase is Phase.IMPORT:
-        return ""  # before its session nobody could know it from a program that waits
+        return ""  # before its session it cannot be told from a program that waits
     is_stopped = rng.random() < 0.5
     if is_stopped:
         trainer.freeze(FOR_EVER_S)
@@ -113,12 +113,12 @@ def stuck(run: Run, rng: Random) -> str:
 
 
 def stuck_service(task: TaskId) -> Fault:
-    """It is wedged, or stopped for ever."""
+    """Wedge it, or stop it forever."""
 
     def fault(run: Run, rng: Random) -> str:
         process = run.world.find(task)
         if not isinstance(process, ServiceProcess) or not process.holds_lock:
-            return ""  # before it serves, nobody but its own watchdog could know of it
+            return ""  # before it serves, only its own watchdog could know
         is_stopped = rng.random() < 0.5
         if is_stopped:
             process.freeze(FOR_EVER_S)
@@ -163,7 +163,7 @@ def bad_disk(run: Run, rng: Random) -> str:
     seconds, disk = rng.uniform(0.5, 10.0), run.world.disk
     disk.trouble = rng.choice(["ENOSPC", "EIO", "EROFS", "EDQUOT"])
     disk.trouble_chance = rng.choice([0.05, 0.3, 1.0])
-    run.world.disturb(seconds + 60.0 + RECOVERY_S)  # a save is tried again after a minute at most
+    run.world.disturb(seconds + 60.0 + RECOVERY_S)  # a save is retried after a minute at most
 
     def repair() -> None:
         disk.trouble = ""
@@ -186,7 +186,7 @@ def slow_disk(run: Run, rng: Random) -> str:
 
 
 def spoil_newest(run: Run, rng: Random) -> str:
-    """Bits flip in the newest checkpoint, and the trainer dies; now and then the slots are gone, too."""
+    """Flip bits in the newest checkpoint and kill the trainer. At times the slots are lost, too."""
     best = run.checker.account.best
     if best is None or not _spoil(run, best.path):
         return ""
@@ -200,7 +200,7 @@ def spoil_all(run: Run, rng: Random) -> str:
 
 
 def _spoil(run: Run, path: str) -> bool:
-    """One whose acknowledgement is under way is left alone: the invariants have not heard of it yet."""
+    """Damage a checkpoint. One whose acknowledgement is in transit is spared: the invariants do not know it yet."""
     name, account = files_of(path)[0], run.checker.account
     if name not in run.world.disk.files or path in account.spoilt or path not in account.acknowledged:
         return False
@@ -314,14 +314,14 @@ FAULTS: dict[Fault, int] = {
 
 
 def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
-    """`choice`: with their weights."""
+    """Draw a fault from `choice` by its weights."""
     return draw_plan(rng, choice, rng.uniform(5.0, 40.0), first_s=0.1, most=6)
 
 
 def draw_plan(
     rng: Random, choice: Mapping[F, int], horizon_s: float, first_s: float, most: int
 ) -> list[tuple[float, F]]:
-    """When (seconds from the start, before `horizon_s`), and what; now and then two at once."""
+    """Draw times (in seconds from the start, before `horizon_s`) and faults, at times two at once."""
     plan: list[tuple[float, F]] = []
     for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, most + 1)):
         is_at_once = plan and rng.random() < 0.25

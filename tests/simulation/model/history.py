@@ -20,39 +20,42 @@ class Born(msgspec.Struct, frozen=True):
 
 
 class Died(msgspec.Struct, frozen=True):
-    """`by`: who ended it: outside (a fault), watchdog, program (its own error), peer (an error of its
-    own, because another task was gone), itself (it was done), power."""
+    """A process has died.
+
+    `by` says what ended it: outside (a fault), watchdog, program (its own error), peer (its own
+    error, because another task was gone), itself (it was done), power.
+    """
 
     task: TaskId
     incarnation: int
     pid: int
     exit: Exit
     by: str
-    was_orphan: bool  # nobody ran the run any more
+    was_orphan: bool  # the watchdog was dead
     was_stuck: bool  # it hung, or was stopped for ever
 
 
 class SpawnAsked(msgspec.Struct, frozen=True):
-    """The watchdog's core wants a process."""
+    """The watchdog's core requests a process."""
 
     task: TaskId
     incarnation: int
 
 
 class Wrote(msgspec.Struct, frozen=True):
-    """A trainer has changed something that belongs to the run: a slot, say."""
+    """A trainer has changed something of the run, for example a slot."""
 
     pid: int
     incarnation: int
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A chief has a snapshot in shared memory, whole."""
+    """A chief has published a whole snapshot in shared memory."""
 
     run: str
     sequence: int
     step: int
-    captured_s: float  # by the clock of its machine
+    captured_s: float  # by its machine's clock
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """An attempt takes its snapshots up to `sequence` for saved, by what it was told."""
+    """An attempt counts its snapshots up to `sequence` as saved because of a message."""
 
     run: str
     incarnation: int
@@ -75,7 +78,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """A checkpoint was told to be durable, and `task` has heard it."""
+    """A checkpoint was reported durable, and `task` has received that."""
 
     news: Durable
     task: TaskId
@@ -92,24 +95,24 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """A chief has put a state into the servers of the run."""
+    """A chief has put a state into the run's servers."""
 
     incarnation: int
-    living_step: int  # of the model that was there; -1: none was
+    living_step: int  # the step of the previous model; -1: there was none
     step: int
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A chief has put a whole state into the servers, and knows it."""
+    """A chief has put a whole state into the servers and knows it."""
 
     incarnation: int
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A task has joined those that it trains in step with."""
+    """A task has joined the tasks that it trains in step with."""
 
     task: TaskId
-    ring: int  # a number, higher each time that they find each other
+    ring: int  # a number that rises each time they find each other
     older: tuple[str, ...]  # living members of an earlier ring
 
 
@@ -122,7 +125,7 @@ class Stepped(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A trainer was told that nothing can be restored."""
+    """A trainer learned that nothing can be restored."""
 
     incarnation: int
     error: str
@@ -134,7 +137,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The program has come to its last step."""
+    """The program has reached its last step."""
 
     incarnation: int
     step: int
@@ -156,14 +159,14 @@ class Journaled(msgspec.Struct, frozen=True):
 
 
 class CoreActed(msgspec.Struct, frozen=True):
-    """The watchdog's core was told something, and wants this done."""
+    """The watchdog's core received an event and wants this action."""
 
     event: Event
     actions: list[Action]
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A server has taken a message for news."""
+    """A server has accepted a message as news."""
 
     server: TaskId
     task: TaskId
@@ -172,14 +175,14 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """`procsv status` was run, and has its answer (None: none within the limit)."""
+    """`procsv status` was run and has its answer (None: none within the limit)."""
 
     seconds: float
     answer: dict[str, Any] | None
 
 
 class LaunchEnded(msgspec.Struct, frozen=True):
-    """`procsv launch` has exited, and everything of it has had its time to go."""
+    """`procsv launch` has exited, and all its processes have had time to go."""
 
     exit_code: int | None  # None: it was killed
     keep_memory: bool

@@ -32,13 +32,15 @@ from tests.simulation.model.shown import Kinds, by_kind
 from tests.simulation.model.stream_store import TORN_RECORD, VERSION
 from tests.simulation.model.world import STATUS_S_MAX, Violation, World
 
-READY_S_MAX = 60.0  # beyond what the program itself takes, once nothing disturbs any more
-SWEEP_S = 30.0  # a save or a start after which nothing of a bad disk's leavings may be there
+READY_S_MAX = 60.0  # in addition to the program's own time, once nothing disturbs it
+SWEEP_S = 30.0  # time for a save or a start, after which no leftovers of a bad disk remain
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 
 
 def i1_one_writer(world: World, account: Account, fact: history.Fact) -> str:
-    """At most one tree of each task writes to a logdir: none is asked for, born or writing while another one holds the lock."""
+    """At most one process tree of each task writes to a logdir: none is requested, started or
+    writes while another holds the lock.
+    """
     match fact:
         case history.SpawnAsked(task) if task.runs_program and world.writer_lock_is_held(task):
             return f"{task} is asked for while an older one's tree is alive"
@@ -50,7 +52,7 @@ def i1_one_writer(world: World, account: Account, fact: history.Fact) -> str:
 
 
 def i2_acknowledged_can_be_restored(world: World, account: Account, fact: history.Fact) -> str:
-    """Every acknowledged checkpoint can be restored: whole on the disk, and still so if the power failed now."""
+    """Every acknowledged checkpoint can be restored: it is whole on disk, and would be after a power loss now."""
     if isinstance(fact, history.Acknowledged):
         best, news = account.best, fact.news
         account.acknowledged.setdefault(news.path, news.step)
@@ -63,14 +65,14 @@ def i2_acknowledged_can_be_restored(world: World, account: Account, fact: histor
 
 
 def i2_after_event(world: World, account: Account) -> str:
-    """The newest acknowledged checkpoint stays whole, whatever the disk went through since."""
+    """The newest acknowledged checkpoint stays whole, whatever happens to the disk."""
     if account.disk_version == world.disk.version or account.best is None:
         return ""
     account.disk_version = world.disk.version
     path = account.best.path
     if path in account.spoilt:
         return ""
-    newer = saved_after(world.disk.files, account.best.sequence)  # on disk, and not said yet: its turn has come
+    newer = saved_after(world.disk.files, account.best.sequence)  # on disk and not yet reported
     if not any(is_whole(world.disk.files, p) for p in (path, *newer)):
         return f"{path} was acknowledged, and cannot be restored"
     if not any(is_safe(world.disk.durable, p) for p in (path, *newer)):
@@ -79,8 +81,8 @@ def i2_after_event(world: World, account: Account) -> str:
 
 
 def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fact) -> str:
-    """The step resumed from is at least the last acknowledged one that is whole and could be read, and nothing incomplete is
-    chosen.
+    """A trainer resumes at or after the last acknowledged step that is whole and readable, and
+    never from anything incomplete.
     """
     if isinstance(fact, history.Journaled) and fact.event == "state_suspected":
         account.suspected = fact.fields["step"]
@@ -97,9 +99,9 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
         and world.disk.unread.isdisjoint(files_of(path))
     ]
     newest = max(good, default=-1)
-    if account.suspected >= 0:  # what resumed from it crashed again and again: the one before will do
+    if account.suspected >= 0:  # resuming from it crashed repeatedly: an earlier one will do
         newest = max((step for step in good if step < account.suspected), default=-1)
-        if fact.step < account.suspected:  # from now on the newest state is one that comes after this
+        if fact.step < account.suspected:  # from now on the newest state is a later one than this
             account.passed_over |= {path for path, step in account.acknowledged.items() if step > fact.step}
         account.suspected = -1
     if fact.step < newest:
@@ -112,7 +114,7 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
 
 
 def i4_event_files(world: World, account: Account, fact: history.Fact) -> str:
-    """Event files are readable, no step goes backwards but behind a START mark, and no record is there twice."""
+    """Event files are readable, no step goes backwards except after a START mark, and no record is doubled."""
     if not isinstance(fact, history.Appended):
         return ""
     records = world.events.files[fact.file]
@@ -145,10 +147,10 @@ def _wrong_record(account: Account, file: str, place: int, record: bytes) -> str
 
 
 def i5_nothing_is_left(world: World, account: Account, fact: history.Fact) -> str:
-    """After the end: no process, shared memory, socket, temporary file or lock is left."""
+    """After the end no process, shared memory, socket, temporary file or lock is left."""
     if not isinstance(fact, history.LaunchEnded) or fact.exit_code is None:
         return ""
-    alive = [p for p in world.processes.values() if not (p.is_orphan and p.is_frozen)]  # it ends when it goes on
+    alive = [p for p in world.processes.values() if not (p.is_orphan and p.is_frozen)]  # it ends when it continues
     left = [f"{process.task} {process.incarnation}" for process in alive]
     left += [f"socket {path}" for path in world.network.servers]
     left += [f"note {writer}" for writer in world.events.notes]
@@ -156,18 +158,18 @@ def i5_nothing_is_left(world: World, account: Account, fact: history.Fact) -> st
         left += [f"shared memory {path}" for path in [*world.memory.slots, *world.memory.staged]]
     served = next((died for key, died in reversed(account.died.items()) if key[0] == CHECKPOINT), None)
     is_swept = not world.disk.trouble and world.clock.now_s > world.disk_bad_until_s + SWEEP_S  # with the next save
-    if is_swept and (served is None or served.by == "itself"):  # else nobody came to sweep
+    if is_swept and (served is None or served.by == "itself"):  # otherwise no service came to sweep
         left += [path for path in world.disk.files if path.startswith((STAGING, REPLACED)) or path.endswith(".new")]
     return f"left behind: {', '.join(left)}" if left else ""
 
 
 def i6_true_cause(world: World, account: Account, fact: history.Fact) -> str:
-    """The recorded cause of a death is the true one, or "unknown"."""
+    """The recorded cause of a death is true, or "unknown"."""
     if isinstance(fact, history.Died):
         account.died[fact.task, fact.incarnation] = fact
     if not isinstance(fact, history.Journaled) or fact.event != "exited":
         return ""
-    fields = fact.fields  # a standby that dies in its promotion was a trainer already
+    fields = fact.fields  # a standby that dies during its promotion was already a trainer
     died = next(died for died in reversed(account.died.values()) if died.pid == fields["pid"])
     if (fields["code"], fields["signal"]) != (died.exit.code, died.exit.signal_name):
         return f"{died.exit} is in the journal as {fields}"
@@ -177,7 +179,7 @@ def i6_true_cause(world: World, account: Account, fact: history.Fact) -> str:
 
 
 def _causes(world: World, died: history.Died) -> set[str]:
-    """What may be said of a death."""
+    """Return the causes that may be given for a death."""
     is_stopping = world.watchdog is not None and (world.watchdog.is_stop_asked or _has_failed(world))
     is_stopping = is_stopping or (world.watchdog is not None and died.pid in world.watchdog.preempted)
     is_stopping = is_stopping or (died.task != TRAINER and _is_ending(world))
@@ -196,7 +198,7 @@ def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
     if exit.signal in CRASHES:
         return {"crashed"}
     if exit.signal is not None:
-        # Killed from outside at the moment at which the watchdog would have: nobody can tell who was first.
+        # Killed from outside just when the watchdog would have: the order is unknowable.
         return {"killed"} | (stopped if exit.signal == signal.SIGKILL else set())
     if died.by == "peer":
         return {"lost-peer", *stopped}
@@ -208,7 +210,7 @@ def _causes_of_one(died: history.Died, stopped: set[str]) -> set[str]:
 
 
 def _is_ending(world: World) -> bool:
-    """Whether tasks beside the trainer are told to stop."""
+    """Return whether tasks beside the trainer are asked to stop."""
     core = world.watchdog.core if world.watchdog is not None else None
     return core is None or core.is_ending
 
@@ -224,7 +226,7 @@ def _has_failed(world: World) -> bool:
 
 
 def i7_ready_in_time(world: World, account: Account, fact: history.Fact) -> str:
-    """READY comes within the bound, counted from the last disturbance."""
+    """READY comes in time, counted from the last disturbance."""
     if not isinstance(fact, history.CoreActed) or not isinstance(fact.event, Ticked):
         return ""
     now_s, program = world.clock.now_s, world.program
@@ -238,7 +240,9 @@ def i7_ready_in_time(world: World, account: Account, fact: history.Fact) -> str:
 
 
 def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str:
-    """A fault in one process leaves the others' pids alone: who dies was hit, told to end, orphaned, or of a gang that is broken."""
+    """A fault in one process leaves the others alone: a process that dies was hit, asked to end,
+    orphaned, or in a broken gang.
+    """
     if not isinstance(fact, history.Died) or fact.by in ("outside", "power", "program", "peer"):
         return ""
     watchdog = world.watchdog
@@ -258,7 +262,7 @@ def i9_others_live_on(world: World, account: Account, fact: history.Fact) -> str
 
 
 def i10_status_answers(world: World, account: Account, fact: history.Fact) -> str:
-    """`procsv status` answers within 1 s throughout, and says what is so."""
+    """`procsv status` always answers within 1 s, and truthfully."""
     if not isinstance(fact, history.Asked):
         return ""
     if fact.answer is None or fact.seconds > STATUS_S_MAX:
@@ -276,7 +280,7 @@ def i10_status_answers(world: World, account: Account, fact: history.Fact) -> st
 
 
 def i11_bit_identical(world: World, account: Account, fact: history.Fact) -> str:
-    """A deterministic program ends with the very state that a run without faults ends with, its records written."""
+    """A deterministic program ends with the same state as without faults, and with all records written."""
     if not isinstance(fact, history.Finished):
         return ""
     account.finished = fact
@@ -290,7 +294,7 @@ def _expected(world: World, fact: history.Finished) -> int:
 
 
 def i19_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fact) -> str:
-    """What an attempt takes for saved is on disk, byte for byte: that very snapshot, which it has taken itself."""
+    """What an attempt counts as saved is on disk, byte for byte, and is a snapshot that it took itself."""
     if isinstance(fact, history.Taken):
         account.taken[fact.run, fact.incarnation, fact.sequence] = (fact.step, fact.value)
     if not isinstance(fact, history.Counted) or fact.path in account.spoilt:
@@ -299,7 +303,7 @@ def i19_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fa
     if taken is None:
         return f"attempt {fact.incarnation} takes its snapshot {fact.sequence} for saved, and has taken none of that number"
     content = world.disk.files.get(files_of(fact.path)[0])
-    if content is None:  # deleted since, for newer ones
+    if content is None:  # deleted since in favour of newer ones
         return "" if saved_after(world.disk.files, fact.sequence) else f"{fact.path} was acknowledged, and is not there"
     if content.content != ("variables", *taken):
         return f"{fact.path} was acknowledged, and holds {content.content} in the place of {taken}"
@@ -307,7 +311,7 @@ def i19_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fa
 
 
 def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fact) -> str:
-    """Nothing that an older incarnation says takes effect."""
+    """Messages of older attempts have no effect."""
     match fact:
         case history.Born(task, incarnation):
             account.newest_heard = {key: n for key, n in account.newest_heard.items() if key[0] != task}
@@ -325,7 +329,7 @@ def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fac
 
 
 Invariant = Callable[[World, Account, history.Fact], str]
-INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
+INVARIANTS: dict[Invariant, Kinds] = {  # each with the facts it looks at
     i1_one_writer: (history.SpawnAsked, history.Born, history.Wrote),
     i2_acknowledged_can_be_restored: (history.Acknowledged,),
     i3_resumes_from_the_newest: (history.Journaled, history.Restored),
@@ -353,7 +357,7 @@ SHOWN = by_kind(INVARIANTS, get_args(history.Fact))
 
 
 class Checker:
-    """All invariants over one world; the first violation is raised."""
+    """All invariants over one world. It raises the first violation."""
 
     def __init__(self, world: World) -> None:
         self._world, self.account = world, Account()

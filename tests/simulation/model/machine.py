@@ -35,7 +35,7 @@ THAW_LOOK_S = 0.05  # SIGCONT may come at any time
 
 
 class Machine(MachineInMemory[Process]):
-    """`wake`: the watchdog has something to hear."""
+    """Calls `wake` when there is news for the watchdog."""
 
     def __init__(self, world: World, start: Start, wake: Callable[[float], None]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Machine(MachineInMemory[Process]):
             standby.task, standby.incarnation = (
                 task,
                 incarnation,
-            )  # until there is a fork, it is the one that is watched
+            )  # until there is a fork, the standby is watched
             self.children[task] = standby
             world.clock.after(PROMOTION_S, lambda: self._once_awake(standby, lambda: self._has_forked(number, standby)))
             return

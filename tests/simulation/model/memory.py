@@ -23,7 +23,7 @@ class SlotIsGone(Exception):
 
 
 class SlotIsBad(Exception):
-    """Its bytes are not what they were when it was filled."""
+    """Its bytes differ from what was written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,10 +52,10 @@ class SimMemory:
         self.directory = directory
         self.slots: dict[Path, Slot] = {}
         self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
-        self.drafts: set[Path] = set()  # what comes from another machine, and is not whole
+        self.drafts: set[Path] = set()  # incomplete copies from another machine
 
     def infos(self) -> list[SlotInfo]:
-        """As slot_header.scan_slots(any_state=True): newest sequence first."""
+        """Do slot_header.scan_slots(any_state=True): newest sequence first."""
         return sorted((slot.info for slot in self.slots.values()), key=lambda info: -info.sequence)
 
     def newest_ready(self, task: TaskId) -> Slot | None:
@@ -67,7 +67,7 @@ class SimMemory:
         return newest.info.step if newest is not None else -1
 
     def read(self, info: SlotInfo) -> Slot:
-        """The slot, as SlotReader opens it; SlotIsGone if it is not what `info` says."""
+        """Return the slot as SlotReader opens it. Raises SlotIsGone if it is not what `info` says."""
         slot = self.slots.get(info.path)
         if slot is None:
             raise SlotIsGone(f"slot {info.path.name} is gone")
@@ -78,7 +78,7 @@ class SimMemory:
         return slot
 
     def remove(self, expected: SlotInfo) -> bool:
-        """As slot_reader.remove_slot."""
+        """Do slot_reader.remove_slot."""
         slot = self.slots.get(expected.path)
         if slot is not None and not slot.is_locked and slot.info == expected:
             slot.move(SlotEvent.SERVICE_REMOVES)
@@ -87,7 +87,7 @@ class SimMemory:
         return slot is None
 
     def release(self, pid: int) -> None:
-        """The kernel lets go of a dead process's locks."""
+        """Release a dead process's locks, as the kernel does."""
         for slot in self.slots.values():
             if slot.writer == pid:
                 slot.writer = 0  # torn: nobody reads what is WRITING
@@ -102,7 +102,7 @@ class SimMemory:
 
 
 class SimArena:
-    """The slots of one incarnation of a task: procsv.ipc.shm.slot_file.SlotPool."""
+    """The slots of one attempt of a task: procsv.ipc.shm.slot_file.SlotPool."""
 
     def __init__(self, memory: SimMemory, me: Address, pid: int, plan: CheckpointPlan) -> None:
         self._memory, self._me, self._pid, self._plan = memory, me, pid, plan
@@ -144,14 +144,14 @@ class SimArena:
         return SlotInfo(path, state, self._me.task, self._me.incarnation, 0, -1, self._me.run, 0, 0, 0)
 
     def has_lost(self) -> bool:
-        """Whether somebody has removed slots of ours; `reserve` makes others."""
+        """Return whether slots of ours were removed; `reserve` makes others."""
         return not all(map(self._is_there, self._own))
 
     def _is_there(self, slot: Slot) -> bool:
         return self._memory.slots.get(slot.info.path) is slot
 
     def begin_snapshot(self) -> Slot | None:
-        """A slot to fill; None if the service reads all but the newest READY one."""
+        """Return a slot to fill, or None if the service reads all but the newest READY one."""
         newest = max((slot.info.sequence for slot in self._own), default=0)
         for slot in sorted(self._own, key=lambda slot: slot.info.sequence):
             if slot.is_locked or (slot.info.sequence and slot.info.sequence >= newest):

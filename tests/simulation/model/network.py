@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 LATENCY_S = 0.0005
 RECONNECT_S = 0.1
-REMEMBERED_MAX = 40  # messages of the dead that may come again
+REMEMBERED_MAX = 40  # messages of dead processes that may arrive again
 
 
 @dataclass(slots=True)
 class Weather:
-    """Chances from 0 to 1; each message takes up to `delay_s_max`."""
+    """Probabilities. Each message takes up to `delay_s_max`."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -45,7 +45,7 @@ class SimNetwork:
         self.weather = Weather()
         self.servers: dict[Path, SimServer] = {}
         self.clients: dict[bytes, SimClient] = {}
-        self.past: deque[tuple[Path, bytes, list[bytes]]] = deque(maxlen=REMEMBERED_MAX)  # what trainers have said
+        self.past: deque[tuple[Path, bytes, list[bytes]]] = deque(maxlen=REMEMBERED_MAX)  # past messages of trainers
         self._numbers = itertools.count(1)
 
     # -- connections -----------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class SimNetwork:
         client.server, client.is_open = None, False
 
     def cut(self, path: Path) -> None:
-        """Breaks every connection to `path`; the clients come back by themselves."""
+        """Break every connection to `path`. The clients reconnect by themselves."""
         for client in self.clients.values():
             if client.path == path and client.server is not None:
                 client.server = None
@@ -111,7 +111,7 @@ class SimNetwork:
 
 
 class EndInMemory(Endpoint):
-    """An end to which messages are carried in memory; `_wake`: something has come.  None breaks its contract in a simulation."""
+    """An endpoint whose messages are carried in memory; it calls `_wake` on news. None breaks its contract here."""
 
     _wake: Callable[[], None]
 
@@ -138,7 +138,7 @@ class EndInMemory(Endpoint):
 
 
 class SimServer(EndInMemory, ServerEndpoint):
-    """Server, in this network."""
+    """A server in this network."""
 
     def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
         super().__init__(me, clock)
@@ -157,7 +157,7 @@ class SimServer(EndInMemory, ServerEndpoint):
 
 
 class SimClient(EndInMemory, ClientEndpoint):
-    """Client, in this network."""
+    """A client in this network."""
 
     def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
         super().__init__(me, clock)
@@ -200,7 +200,7 @@ class SimSockets:
         raise AssertionError("in the simulation nothing waits: processes are woken")
 
     def restore_server(self) -> None:
-        """Nothing is ever lost."""
+        """Do nothing: nothing is ever lost."""
 
     def close(self) -> None:
         for client in self.clients.values():

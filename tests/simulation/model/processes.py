@@ -25,7 +25,7 @@ FOR_EVER_S = 1e9
 
 
 class Process:
-    """One process of the run; subclasses have its loop's body in `turn`."""
+    """One process of the run. A subclass has its loop's body in `turn`."""
 
     def __init__(self, world: World, task: TaskId, incarnation: int, pid: int = 0) -> None:
         self.world, self.task, self.incarnation = world, task, incarnation
@@ -43,7 +43,7 @@ class Process:
 
     # -- turns -----------------------------------------------------------------------------------------------
     def wake(self, delay_s: float = 0.0) -> None:
-        """It gets a turn that long from now, if it does not get one before."""
+        """Give it a turn that long from now, unless it gets one earlier."""
         if self.is_dead:
             return
         clock = self.world.clock
@@ -64,7 +64,7 @@ class Process:
         self.on_disk(self.turn)
 
     def on_disk(self, work: Callable[[], object]) -> None:
-        """Calls `work`; dies in the middle of it if it was to be killed at one of the disk operations."""
+        """Call `work`, and die in the middle if a kill is due at one of its disk operations."""
         disk = self.world.disk
         disk.kill_in = self.kill_in
         try:
@@ -80,7 +80,9 @@ class Process:
 
     # -- ends ------------------------------------------------------------------------------------------------
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after that long; one that is frozen for longer already, with its machine, say, stays so."""
+        """Send SIGSTOP, and SIGCONT after that long. One frozen for longer already, perhaps with
+        its machine, stays so.
+        """
         self.frozen_until_s = max(self.frozen_until_s, self.world.clock.now_s + seconds)
         self.was_stopped_for_ever = self.was_stopped_for_ever or seconds >= FOR_EVER_S
         if self._timer is not None:
@@ -89,7 +91,7 @@ class Process:
         self.wake()
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.frozen_until_s = 0.0
         if self._timer is not None:
             self._timer.cancel()
@@ -102,11 +104,11 @@ class Process:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it would never come to its end."""
+        """Return whether it would never end."""
         return self.was_stopped_for_ever
 
     def orphan(self) -> None:
-        """The other end of the lifeline is closed."""
+        """Close the other end of the lifeline."""
         self.is_orphan = True
         self.wake()
 
@@ -121,11 +123,11 @@ class Process:
         self.world.process_died(self, exit, by)
 
     def let_go(self) -> None:
-        """Closes its sockets; called once, at its death."""
+        """Close its sockets. Called once, at its death."""
 
 
 class SimStranger(ExternalProcess):
-    """A process that somebody knows by its pid."""
+    """A process that is known by its pid only."""
 
     def __init__(self, world: World, pid: int) -> None:
         self.pid, self._world = pid, world
@@ -139,4 +141,4 @@ class SimStranger(ExternalProcess):
             process.die(KILLED, "service")
 
     def close(self) -> None:
-        """There is no descriptor."""
+        """Do nothing: there is no descriptor."""

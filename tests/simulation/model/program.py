@@ -12,7 +12,7 @@ MODULUS = 2**61 - 1
 
 
 class ProgramError(Exception):
-    """What ends the user's program: an exception, an exit code, or a signal that it raises itself."""
+    """What ends the user's program: an exception, an exit code, or a signal it raises itself."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class ProgramError(Exception):
         permanent: bool = False,
         lost_peer: str = "",
     ) -> None:
-        """`lost_peer`: the task of whose end it tells."""
+        """`lost_peer`: the task whose end it reports."""
         super().__init__(type, message, code, signal)
         self.lost_peer = lost_peer
         self.type, self.message, self.code, self.signal, self.permanent = type, message, code, signal, permanent
 
 
 def advance(value: int, step: int) -> int:
-    """One training step: deterministic, and different for every step."""
+    """Make one training step, deterministic and different for every step."""
     return (value * 6364136223846793005 + step * 1442695040888963407 + 1) % MODULUS
 
 
@@ -38,14 +38,14 @@ _VALUES = [0]
 
 
 def value_at(step: int) -> int:
-    """The state that a run without faults has after `step` steps."""
+    """Return the state after `step` steps without faults."""
     while len(_VALUES) <= step:
         _VALUES.append(advance(_VALUES[-1], len(_VALUES)))
     return _VALUES[step]
 
 
 def value_from(first: int, step: int) -> int:
-    """The state after `step` steps of a program that begins with `first`."""
+    """Return the state after `step` steps of a program that starts with `first`."""
     value = first
     for number in range(1, step + 1):
         value = advance(value, number)
@@ -54,7 +54,7 @@ def value_from(first: int, step: int) -> int:
 
 @dataclass(slots=True)
 class Program:
-    """One user's program.  Seconds are simulated."""
+    """One user's program. Its seconds are simulated."""
 
     steps: int = 60
     import_s: float = 2.0
@@ -71,11 +71,11 @@ class Program:
     import_error: ProgramError | None = None
     poison: dict[int, ProgramError] = field(default_factory=dict)  # step -> what always happens there
     flaky: dict[int, ProgramError] = field(default_factory=dict)  # step -> what happens there once
-    restores: bool = True  # else each attempt begins anew, from a state of its own, and saves all the same
+    restores: bool = True  # otherwise each attempt starts over with its own state, and saves anyway
     standby: bool = False  # a warm one waits
     forks: bool = True  # it can be forked
     grandchild: bool = False  # a crash leaves a grandchild behind
-    # Of several tasks: each by itself, with the variables on servers, or all in step.
+    # With several tasks: independent, with variables on servers, or all in step.
     together: Literal["apart", "served", "in step"] = "apart"
 
     @property
@@ -85,7 +85,7 @@ class Program:
         )
 
     def first_value(self, incarnation: int) -> int:
-        """The state before the first step of an attempt that has restored nothing."""
+        """Return the state before the first step of an attempt that restored nothing."""
         return 0 if self.restores else incarnation
 
     def check_import(self, incarnation: int) -> None:
@@ -100,12 +100,12 @@ class Program:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it would come to its end if nothing happened to it."""
+        """Return whether it would complete without faults."""
         return self.import_error is None and not self.poison
 
 
 def draw_program(rng: Random) -> Program:
-    """A program for one run."""
+    """Draw a program for one run."""
     program = Program(
         steps=rng.randrange(10, 60),
         import_s=rng.uniform(0.2, 4.0),

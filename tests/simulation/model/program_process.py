@@ -39,7 +39,7 @@ Doing = Generator[Wait, bool, None]
 
 
 class ProgramProcess(Process):
-    peers: ClassVar[tuple[TaskId, ...]] = (WATCHDOG,)  # whom it speaks to
+    peers: ClassVar[tuple[TaskId, ...]] = (WATCHDOG,)  # the peers it sends to
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class ProgramProcess(Process):
         standby: Process | None = None,
         is_fork: bool = False,
     ) -> None:
-        """`standby`: the process that it was before, its imports done; `is_fork`: of one, which waits on."""
+        """`standby` is the process before it, with its imports done; `is_fork`: it was forked and
+        the standby waits on.
+        """
         super().__init__(world, task, incarnation, standby.pid if standby is not None else 0)
         self._import_s = world.program.import_s if standby is None and not is_fork else FORK_S
         self.frozen_until_s = standby.frozen_until_s if standby is not None else 0.0
@@ -61,7 +63,7 @@ class ProgramProcess(Process):
         self.phase, self.words = Phase.IMPORT, LastWords()
         self.step, self.value = -1, 0
         self.is_ready = False
-        self.hung_s: float | None = None  # since when the program makes no progress although it should
+        self.hung_s: float | None = None  # when the program stopped progressing although it should
         self._read = (-1, world.clock.now_s)  # the step in the heartbeat, and when it was read
         self._runs = 0
         self._beat_s = 0.0
@@ -83,24 +85,24 @@ class ProgramProcess(Process):
 
     # -- for a subclass to say -------------------------------------------------------------------------------
     def _main(self) -> Doing:
-        """The program."""
+        """Run the program."""
         raise NotImplementedError
 
     def _on_connected(self, peer: TaskId, client: SimClient) -> None:
-        """What it says of itself behind Hello."""
+        """Send what it reports after Hello."""
 
     def _on_heard(self, body: Body) -> None:
-        """A message that is no answer."""
+        """Handle a message that is not an answer."""
 
     def _send_news(self, now_s: float) -> None:
-        """What has gathered since the last turn."""
+        """Send what has gathered since the last turn."""
 
     def _news_due_s(self, now_s: float) -> float | None:
         return None
 
     # -- what others see -------------------------------------------------------------------------------------
     def beat(self) -> Heartbeat | None:
-        """The heartbeat: written by the link's thread, which a frozen process does not run."""
+        """Return the heartbeat. The link's thread writes it, which a frozen process does not run."""
         if not self._has_begun:
             return None
         if not self.is_frozen and not self.is_dead:
@@ -108,12 +110,12 @@ class ProgramProcess(Process):
         return Heartbeat(self.phase, self._read[0], self._runs, self._beat_s, 0.0)
 
     def doom(self, error: ProgramError) -> None:
-        """The program raises this where it is."""
+        """Let the program raise this where it is."""
         self._doom = error
         self.wake()
 
     def hang(self) -> None:
-        """The program makes no more progress; its link goes on."""
+        """Stop the program's progress. Its link goes on."""
         self.hung_s = self.world.clock.now_s
 
     @property
@@ -138,7 +140,7 @@ class ProgramProcess(Process):
             )  # its stacks are dumped
 
     def _abort(self) -> None:
-        """SIGABRT reaches a stopped process when it goes on."""
+        """Deliver SIGABRT. It reaches a stopped process when that continues."""
         self._has_to_abort = True
         if not self.is_frozen:
             self.die(Exit(None, signal.SIGABRT), "watchdog")
@@ -200,7 +202,7 @@ class ProgramProcess(Process):
         self.wake()
 
     def _force(self) -> None:
-        """os._exit, by a thread of its own."""
+        """Do os._exit from a thread of its own."""
         if self.is_frozen:
             self.world.clock.at(self.frozen_until_s, self._force)
         else:
@@ -234,7 +236,7 @@ class ProgramProcess(Process):
             self._until_s = now_s + (self._wait[1] if isinstance(self._wait, tuple) else self._wait)
 
     def _end(self, error: ProgramError) -> None:
-        """The program's error leaves it: its last words, and the process ends."""
+        """Let the program's error leave it: its last words, and the process ends."""
         if error.type:
             permanent = error.permanent and self.step < 0
             self.words = LastWords(
@@ -255,7 +257,7 @@ class ProgramProcess(Process):
         return self._answers.pop(seq)
 
     def _read_step(self, now_s: float) -> None:
-        """The step in the heartbeat."""
+        """Return the step in the heartbeat."""
         if now_s >= self._read[1] + STEP_READ_S:
             self._read = (self.step, now_s)
 

@@ -23,8 +23,8 @@ from tests.simulation.model.program import Program, draw_program, value_from
 from tests.simulation.model.watchdog import EXIT_LOCKED, Watchdog
 from tests.simulation.model.world import Violation, World
 
-EVENTS_MAX = 40_000  # of one run; more means that something goes round in circles
-END_S_MAX = 600.0  # from the last disturbance to the end, beside what the training itself takes
+EVENTS_MAX = 40_000  # events of one run; more means an endless loop
+END_S_MAX = 600.0  # from the last disturbance to the end, in addition to the training's own time
 LAUNCHES_MAX = 40
 STATUS_EVERY_S = 3.0
 DONE, GAVE_UP = 0, 70
@@ -47,7 +47,7 @@ class Run:
         self.world = World(seed, program, settings)
         self.world.trace = trace
         self.checker = Checker(self.world)
-        self.exit_code: int | None = None  # of the last launch, once everything is over
+        self.exit_code: int | None = None  # the last launch's code, once everything is over
         self.events = self.launches = 0
         self._is_sound = program.is_sound
         self.world.watchers.append(self._watch)
@@ -76,7 +76,7 @@ class Run:
         self.world.launch(self.launches)
 
     def lose_power(self) -> None:
-        """Everything is off at once; the machine comes back, and the command is typed again."""
+        """Turn everything off at once. The machine comes back, and the user types the command again."""
         self.world.strays.clear()
         for process in list(self.world.processes.values()):
             process.die(KILLED, "power")
@@ -105,13 +105,13 @@ class Run:
             self.world.clock.after(self.rng.choice([0.1, 3.0, 30.0]), self._launch)
 
     def _end_what_is_named(self) -> None:
-        """The launch was refused: what is alive of an earlier run is named, and to be ended by hand."""
+        """The launch was refused and named processes of an earlier run. End them by hand."""
         for process in list(self.world.processes.values()):
             if process.is_stuck:
                 process.die(KILLED, "outside")
 
     def _is_hopeless(self) -> bool:
-        """Whether faults have left nothing to go on from: giving up is right then."""
+        """Return whether the faults left nothing to resume from: then giving up is right."""
         acknowledged, spoilt = self.checker.account.acknowledged, self.checker.account.spoilt
         whole = [path for path in acknowledged if path not in spoilt and is_whole(self.world.disk.files, path)]
         return bool(acknowledged) and not whole
@@ -119,7 +119,7 @@ class Run:
     # -- the loop --------------------------------------------------------------------------------------------
     @no_collection()
     def go(self) -> Run:
-        """To the end.  Violation if an invariant does not hold."""
+        """Run to the end. Raises Violation if an invariant fails."""
         world = self.world
         limit_s = world.program.steps * max(world.program.step_s, 0.1) * 3 + END_S_MAX
         while self.exit_code is None:
@@ -147,7 +147,7 @@ class Run:
 
 
 def simulate(seed: int, trace: Callable[[str], None] | None = None, *, has_tasks: bool = False) -> Run:
-    """The run of that seed; `has_tasks`: of several tasks.  Any error carries the seed."""
+    """Simulate the run of that seed, with several tasks if `has_tasks`. Any error names the seed."""
     try:
         return (run_of_tasks(seed, trace) if has_tasks else Run(seed, trace=trace)).go()
     except BaseException as error:
@@ -156,7 +156,7 @@ def simulate(seed: int, trace: Callable[[str], None] | None = None, *, has_tasks
 
 
 def run_of_tasks(seed: int, trace: Callable[[str], None] | None = None) -> Run:
-    """A run of several tasks, drawn from that seed."""
+    """Draw a run of several tasks from that seed."""
     rng = Random(f"tasks {seed}")
     program, settings = draw_group(rng)
     return Run(seed, program, draw_plan(rng), trace, settings)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulation.model.world import World
 
 T = TypeVar("T")
-LOOP_S_MIN = 0.005  # between two turns of a service that always wants another
+LOOP_S_MIN = 0.005  # between two turns of a service that never rests
 LOCK_LOOK_S = 0.1
 THAW_LOOK_S = 1.0
 JOB_OPERATIONS_MAX = 40  # a save makes about 25 disk operations; a kill comes before any of them, or after
@@ -60,11 +60,11 @@ class SimPulse(HeartbeatWriter):
         return Heartbeat(self.phase, self.step, self.work, self.beat_s, self.extended_s) if self.beat_s else None
 
     def close(self) -> None:
-        """There is no file."""
+        """Do nothing: there is no file."""
 
 
 class SimWorker(Worker):
-    """A thread's jobs, one at a time.  A job takes its time and then happens; a kill in between does part of it."""
+    """A thread's jobs, one at a time. A job takes time and then happens; a kill in between does part of it."""
 
     def __init__(self, process: ServiceProcess, outcomes: Outcomes) -> None:
         self._process, self._results = process, outcomes
@@ -110,7 +110,7 @@ class SimWorker(Worker):
         self._process.world.memory.release(self._process.pid)
 
     def interrupt(self) -> None:
-        """The process is killed: its job is done in part, nobody hears of it, and the rest never is."""
+        """The process is killed: its job is half done, nobody learns of it, and it never continues."""
         if not self._has_begun or not self._todo:
             return
         disk = self._process.world.disk
@@ -128,7 +128,7 @@ class SimWorker(Worker):
 
 
 class SimOrphanShutdown(OrphanShutdown):
-    """Who sees to it that nothing is left when the watchdog is dead; the decisions are the real ones."""
+    """Makes sure that nothing is left when the watchdog is dead. The decisions are real."""
 
     def __init__(self, world: World, start: Start, trainers: list[ExternalProcess], now_s: float) -> None:
         self._world = world
@@ -149,17 +149,17 @@ class SimOrphanShutdown(OrphanShutdown):
 
 
 class SimWatch(Watch):
-    """Hints of changes in the directory: there are none, the rescan must do."""
+    """Gives no hints of changes in the directory, so that the rescan must suffice."""
 
     def keep_watching(self, directory: Path) -> None:
-        """Nothing is watched."""
+        """Do nothing: nothing is watched."""
 
     def close(self) -> None:
-        """Nothing was."""
+        """Do nothing: nothing was watched."""
 
 
 class SimEnvironment(CheckpointEnvironment):
-    """What the checkpoint service touches."""
+    """Everything that the checkpoint service touches."""
 
     def __init__(self, process: ServiceProcess, start: Start) -> None:
         self._process, self._world, self._told = process, process.world, start
@@ -184,7 +184,7 @@ class SimEnvironment(CheckpointEnvironment):
         self._world.kept_plan = plan
 
     def restore_plan(self) -> None:
-        """Nobody removes it here."""
+        """Do nothing: nobody removes the plan here."""
 
     def kept_plan(self) -> CheckpointPlan | None:
         return self._world.kept_plan
@@ -203,13 +203,13 @@ class SimEnvironment(CheckpointEnvironment):
         self._world.memory.staged.pop(prefix, None)
 
     def parcels(self) -> list[Path]:
-        return []  # no trainer here hands over a file
+        return []  # no trainer here passes a file
 
     def watch_directory(self, on_change: Callable[[], None]) -> Watch:
         return SimWatch(on_change, OwnChanges(self._world.clock))
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
-        """Nobody but the service saves here."""
+        """Return nothing new: only the service saves here."""
         step, sequence = self._store.newest() if self._store is not None else (None, 0)
         return Scan((), step, "", sequence)
 
@@ -221,7 +221,7 @@ class SimEnvironment(CheckpointEnvironment):
 
 
 class HostedCheckpoint(CheckpointService):
-    """The real service.  A slot that a job reads is locked from the job's beginning, as its reader would."""
+    """The real service. A slot is locked from the start of the job that reads it, as its reader would."""
 
     def __init__(self, tools: Tools, process: ServiceProcess) -> None:
         self._host = process
@@ -236,7 +236,7 @@ class HostedCheckpoint(CheckpointService):
 
 
 class SimProgramWatch(ProgramWatch):
-    """Whether the tasks that have said Hello are still there."""
+    """Knows whether the tasks that sent Hello still exist."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class SimProgramWatch(ProgramWatch):
         return self.is_known and not any(pid in self._world.processes for pid in self._pids.values())
 
     def close(self) -> None:
-        """There is no descriptor."""
+        """Do nothing: there is no descriptor."""
 
 
 class PlainService:
@@ -282,7 +282,7 @@ class PlainService:
         return self._is_orphan or (self._finish is not None and (peer is None or not len(peer.outbox)))
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
 
 class ServiceProcess(Process):
@@ -300,7 +300,7 @@ class ServiceProcess(Process):
 
     # -- signals ---------------------------------------------------------------------------------------------
     def wedge(self) -> None:
-        """Its loop never comes round again; its other threads go on."""
+        """Block its loop forever. Its other threads go on."""
         self._is_wedged = True
 
     @property
@@ -314,7 +314,7 @@ class ServiceProcess(Process):
             self.thaw()
         else:
             assert signal.SIGRTMIN <= number <= signal.SIGRTMAX, f"signal {number} to a service"  # its stacks
-        if self._has_to_abort and not self.is_frozen:  # it reaches a stopped process when that goes on
+        if self._has_to_abort and not self.is_frozen:  # it reaches a stopped process when that continues
             self.die(Exit(None, signal.SIGABRT), "watchdog")
 
     # -- its loop --------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class ServiceProcess(Process):
         self.world.note(history.Received(self.task, received.task, received.incarnation, type(received.body).__name__))
 
     def _begin(self) -> bool:
-        """Serves, once the service of the run before has let go of the logdir."""
+        """Serve, once the previous run's service has released the logdir."""
         if self.world.holder(self.task) is not None:
             if self.is_orphan:
                 self.die(Exit(1, None), "itself")

@@ -12,5 +12,5 @@ Kinds = tuple[type, ...]
 
 
 def by_kind(looks_at: Mapping[T, Kinds], kinds: Iterable[type]) -> dict[type, tuple[T, ...]]:
-    """Of each kind of fact, who looks at it, in their order; `kinds`: all that there are."""
+    """Return for each kind of fact its invariants, in their order. `kinds` are all there are."""
     return {kind: tuple(one for one, its_own in looks_at.items() if kind in its_own) for kind in kinds}

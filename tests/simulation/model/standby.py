@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StandbyProcess(Process):
-    """`say` tells the watchdog that it waits: its number, and the seconds that it took."""
+    """Calls `say` to report that it waits: its number, and the seconds that it took."""
 
     def __init__(self, world: World, number: int, say: Callable[[int, float], None]) -> None:
         super().__init__(world, STANDBY, number)
@@ -40,12 +40,12 @@ class StandbyProcess(Process):
         self.wake(self._takes_s)
 
     def hear_signal(self, number: int) -> None:
-        """It is to become the trainer, and the run ends; it has no handlers."""
+        """Die: it is to become the trainer, and the run ends. It has no handlers."""
         if number == signal.SIGTERM:
             self.die(Exit(None, number), "watchdog")
 
     def become_another(self) -> None:
-        """Its process goes on, under another name."""
+        """Its process continues under another name."""
         self.is_dead = True
         if self._timer is not None:
             self._timer.cancel()

@@ -40,7 +40,7 @@ _OURS = re.compile(r"/logdir/model\.ckpt-(\d+)\.(index|data|manifest\.json)$")
 
 
 class SimStore(Store):
-    """Everything that the service does with files; jobs of its disk thread."""
+    """Everything that the service does with files: the jobs of its disk thread."""
 
     def __init__(self, disk: SimDisk, memory: SimMemory, start: Start, last_run: str, clock: Clock) -> None:
         self._disk, self._shared, self._run, self._last_run, self._clock = disk, memory, start.run, last_run, clock
@@ -115,7 +115,9 @@ class SimStore(Store):
 
     # -- what is there ---------------------------------------------------------------------------------------
     def _listing(self) -> tuple[list[Candidate], tuple[str, ...], bool, str]:
-        """catalog.list_checkpoints: candidates in the order of trial, those kept, whether anything exists, trouble."""
+        """Do catalog.list_checkpoints: candidates in order of trial, those kept, whether anything
+        exists, and trouble.
+        """
         state = self._disk.read(STATE_FILE)
         trouble = "" if state is None or state[:1] != ("spoilt",) else "the checkpoint file is garbled"
         listed = list(reversed(state)) if state and not trouble else []
@@ -137,7 +139,7 @@ class SimStore(Store):
         return files_of(path)[1] in self._disk.files
 
     def _verify(self, path: str) -> str:
-        """What is wrong with a checkpoint; "" if it is good."""
+        """Return what is wrong with a checkpoint, or ""."""
         if not self._has_files(path):
             return "its files are gone"
         manifest = self._staging_area.manifest(path)
@@ -158,7 +160,7 @@ class SimStore(Store):
         return found
 
     def newest(self) -> tuple[int, int]:
-        """Step and sequence of the checkpoint that would be restored; -1 and 0 if there is none."""
+        """Return step and sequence of the checkpoint that would be restored, or -1 and 0."""
         candidates = self._listing()[0]
         return (candidates[0].step, candidates[0].sequence) if candidates else (-1, 0)
 

@@ -23,7 +23,7 @@ VERSION = b"version"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """streams.Position."""
+    """A streams.Position."""
 
     run: str
     writer: str
@@ -42,7 +42,7 @@ class EventDisk:
     on_append: Callable[[str], None] = lambda file: None
 
     def write(self, file: str, record: bytes) -> None:
-        """One record; a process that is killed at it leaves half of it."""
+        """Write one record. A process killed during it leaves half."""
         is_last = self.disk.kill_in == 0
         with contextlib.suppress(Killed):
             self.disk.operation(True)
@@ -52,7 +52,7 @@ class EventDisk:
         self.files[file].append(record)
 
     def note(self, note: Note) -> None:
-        kept, self.disk.trouble = self.disk.trouble, ""  # the run directory is no disk
+        kept, self.disk.trouble = self.disk.trouble, ""  # the run directory is not on the disk
         try:
             self.disk.operation(False)
         finally:
@@ -112,7 +112,7 @@ class SimStreamStore(StreamStore):
         return Written(writer, note.through if note.run == self._run_id else 0, error)
 
     def purge(self, task: TaskId, incarnation: int) -> None:
-        """There are no parcels."""
+        """Do nothing: there are no parcels."""
 
     def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
         self._open[writer] = Note(self._run_id, writer, "", 0, 0)

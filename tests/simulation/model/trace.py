@@ -11,7 +11,7 @@ LINE_MAX = 220
 
 
 def show(fact: history.Fact) -> str:
-    """One line; "" for what would only be noise: a tick that led to nothing."""
+    """Return one line, or "" for noise such as a tick without effect."""
     match fact:
         case history.CoreActed(Ticked(), []):
             return ""

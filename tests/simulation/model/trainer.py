@@ -40,14 +40,14 @@ SLOT_WAIT_S_MAX, FINAL_SAVE_S_MAX, END_S_MAX = 60.0, 600.0, 10.0
 
 
 class Trainer(ProgramProcess):
-    """Of a run of one task; of several, the chief."""
+    """The trainer of a run with one task, or the chief of several."""
 
     peers: ClassVar[tuple[TaskId, ...]] = (WATCHDOG, CHECKPOINT, SUMMARY)
 
     def __init__(self, world: World, task: TaskId, incarnation: int, *args: Any, **origin: Any) -> None:
         super().__init__(world, task, incarnation, *args, **origin)
         self._durable_sequence = self._sequence = 0
-        self._taken = -1  # what was to be saved when it was captured last
+        self._taken = -1  # the state count at the last capture
         self._asked_for = (-1, 0)
         self._snapshot_s = 0.0
         self._cadence = Cadence(world.program.snapshot_s)
@@ -110,7 +110,7 @@ class Trainer(ProgramProcess):
         yield from self._leave()
 
     def _find_others(self) -> Doing:
-        """Of several tasks that need each other, waits for the others."""
+        """Wait for the others, if several tasks need each other."""
         yield from ()
 
     def _train(self) -> Doing:
@@ -129,7 +129,7 @@ class Trainer(ProgramProcess):
                 self._snapshot("")
 
     def _make_step(self) -> Generator[Wait, bool, bool]:
-        """False if there is no more to train."""
+        """Train a step. Return False if there is no more to train."""
         yield from ()
         self.world.program.check_step(self.step + 1, self.incarnation)
         self.step, self.value = self.step + 1, advance(self.value, self.step + 1)
@@ -137,11 +137,11 @@ class Trainer(ProgramProcess):
 
     @property
     def _state_count(self) -> int:
-        """Rises with what is to be saved."""
+        """Return a number that rises with the state to save."""
         return self._runs
 
     def _read_state(self) -> bool:
-        """Reads step and value as they are now; whether they can be."""
+        """Read the present step and value. Return whether that is possible."""
         return True
 
     def _become_ready(self, first_step: int, now_s: float) -> None:
@@ -150,12 +150,12 @@ class Trainer(ProgramProcess):
         source, path = self._origin
         self._tell(WATCHDOG, FirstStepDone(first_step, source, path, self.step, now_s))
         self._tell(WATCHDOG, Loaded())
-        self._tell(WATCHDOG, Loaded())  # a real one says it at its first contact, too
+        self._tell(WATCHDOG, Loaded())  # a real trainer reports it at its first contact, too
         self._reserve()
         self._snapshot_s = now_s + self.world.program.snapshot_s
 
     def _leave(self) -> Doing:
-        """The last save, the last records, and whatever is still to be said."""
+        """Do the last save, write the last records and send the rest."""
         if self.step >= self.world.program.steps or self._stop_reason is not None:
             self.phase, self._read = Phase.SAVE, (self.step, self.world.clock.now_s)
             share_s = self._grace_s * TRAINER_SHARE
@@ -198,7 +198,7 @@ class Trainer(ProgramProcess):
         raise ProgramError("UserError", "the state in memory is gone, and was answered twice")
 
     def _number(self) -> Doing:
-        """Numbers the snapshots behind all that are known."""
+        """Number the snapshots after all known ones."""
         answer = yield from self._ask(Restore(durable_only=True))
         assert isinstance(answer, RestoreFrom)
         self._sequence = max(self._sequence, answer.sequence)
@@ -211,14 +211,14 @@ class Trainer(ProgramProcess):
         self._sequence = max(self._sequence, answer.sequence)
 
     def _put_state(self) -> Doing:
-        """Puts step and value to where they live, if that is elsewhere."""
+        """Put step and value where they live, if that is elsewhere."""
         yield from ()
 
     def _say_restored(self) -> None:
         self._tell(CHECKPOINT, Restored())
 
     def _map(self, path: Path) -> Generator[Wait, bool, bool]:
-        """Maps a slot privately; False if it is no longer there."""
+        """Map a slot privately. Return False if it is no longer there."""
         slot = self.world.memory.slots.get(path)
         if slot is None or slot.info.state is not SlotState.READY:
             return False
@@ -256,7 +256,7 @@ class Trainer(ProgramProcess):
             self._pool.reserve(self.world.program.slots, self._never)
 
     def _snapshot(self, want: str) -> int | None:
-        """Captures now, copies beside the next steps, publishes; the sequence, None if no slot is free."""
+        """Capture now, copy beside the next steps and publish. Return the sequence, or None without a free slot."""
         if not self._read_state():
             return None
         self._taken = self._state_count
@@ -299,7 +299,7 @@ class Trainer(ProgramProcess):
         self.wake()
 
     def _space(self, sequence: int, captured_s: float) -> None:
-        """When the next one is due, where copies of them are kept; else that is known since the capture."""
+        """Set when the next one is due if copies are kept; otherwise that is known since the capture."""
         now_s = self.world.clock.now_s
         self._cadence.learn(0.0, now_s - captured_s, None, self.world.program.step_s)
         due_s = self._cadence.next_due_s(now_s, sequence)
@@ -307,7 +307,7 @@ class Trainer(ProgramProcess):
             self._snapshot_s = due_s
 
     def _take(self, reason: Reason) -> Generator[Wait, bool, bool]:
-        """A snapshot now, for that reason; False if no slot becomes free."""
+        """Take a snapshot now for that reason. Return False if no slot becomes free."""
         self._reserve()
         until_s = self.world.clock.now_s + SLOT_WAIT_S_MAX
         while (sequence := self._snapshot(reason)) is None:

@@ -36,7 +36,7 @@ from tests.simulation.model.processes import Process
 if TYPE_CHECKING:
     from tests.simulation.model.world import World
 
-LOOK_S = 0.25  # at what an earlier run has left
+LOOK_S = 0.25  # how often it checks what an earlier run left
 LOOP_S_MIN = 0.001
 EXIT_LOCKED = 73
 
@@ -60,7 +60,7 @@ class Watchdog(Process):
 
     # -- before the loop -------------------------------------------------------------------------------------
     def _open(self) -> bool:
-        """Takes the logdir, once nothing of an earlier run is alive."""
+        """Take the logdir once nothing of an earlier run is alive."""
         world, now_s = self.world, self.world.clock.now_s
         if world.holder(WATCHDOG) is not None:
             self.die(Exit(EXIT_LOCKED, None), "itself")
@@ -99,7 +99,7 @@ class Watchdog(Process):
             self.wake(LOOP_S_MIN if self.sockets.wants_tick else self.reactor.pause_s())
 
     def _note(self, received: Received) -> None:
-        """What it has heard, for the invariants."""
+        """Note received messages for the invariants."""
         if isinstance(received.body, Durable):
             self.world.note(history.Acknowledged(received.body, WATCHDOG))
         elif received.task not in SERVICES and not isinstance(received.body, StatusRequest):
@@ -108,18 +108,18 @@ class Watchdog(Process):
 
     # -- what is asked of it ---------------------------------------------------------------------------------
     def stop(self, source: str, now: bool) -> None:
-        """A signal, or `procsv stop`."""
+        """Stop, by a signal or `procsv stop`."""
         self.is_stop_asked = True
         self.machine.asked.append(StopAsked(source, now, is_notice=False))
         self.wake()
 
     def preempt(self, grace_s: float) -> None:
-        """The machine is to go away under the trainer."""
+        """Preempt the trainer's machine."""
         self._preemptions.graces_s.append(grace_s)
         self.wake()
 
     def _spare(self, name: TaskId | None) -> None:
-        """It is not held against a task that runs now that it ends; None: any task but a server."""
+        """Do not blame a running task for ending. None: any task but a server."""
         for task, child in self.machine.children.items():
             if task.runs_program and name in (None, task) and (name is not None or task.role != PS):
                 self.preempted.add(child.pid)
@@ -167,7 +167,7 @@ class NotedCore(Core):
 
 
 class Preemptions:
-    """Preemptions on purpose, as the injector carries them out."""
+    """Planned preemptions, as the injector carries them out."""
 
     def __init__(self, chief: TaskId) -> None:
         self._chief = chief
@@ -178,13 +178,13 @@ class Preemptions:
         return self
 
     def next_due_s(self, now_s: float) -> None:
-        """At once."""
+        """Return now."""
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         return ""
 
     def close(self) -> None:
-        """Nothing of it lasts."""
+        """Do nothing: there is nothing to close."""
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
         while self.graces_s:

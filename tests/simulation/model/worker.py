@@ -13,7 +13,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model.memory import SimArena
 from tests.simulation.model.program_process import Doing, ProgramProcess
 
-FOREIGN_STEP = 10**6  # far above any of the trainer's: restored, it would be seen
+FOREIGN_STEP = 10**6  # far above any step of the trainer, so that a wrong restore would show
 STEP_S = 0.2
 SLOTS = 2
 

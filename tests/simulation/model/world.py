@@ -40,19 +40,19 @@ from tests.simulation.model.watchdog import Watchdog
 
 STATUS_S_MAX = 1.0
 RUN_DIR = Path("/run")
-HANG_S = 20.0  # without progress, in what the model does by itself
-HANG_S_WAITING = 250.0  # in what waits for the services, which may be trying a save again after a minute, and again
+HANG_S = 20.0  # the limit without progress in the model's own work
+HANG_S_WAITING = 250.0  # the limit while waiting for services, which may retry a save after a minute, twice
 _LIMITS_S = dict.fromkeys(HANG_LIMITS_S, HANG_S_WAITING) | dict.fromkeys(("import", "compile", "service"), HANG_S)
 LAUNCH = LaunchSettings(backoff=Range(1.0, 8.0), hang_timeout_s=HANG_S, hang_limits_s=_LIMITS_S)
 
 
 class Violation(AssertionError):
-    """An invariant does not hold.  The text names it."""
+    """An invariant does not hold. The text names it."""
 
 
 @dataclass(slots=True)
 class Stray:
-    """A grandchild that has survived its task, and holds the writer's lock."""
+    """A grandchild that has survived its task and holds the writer's lock."""
 
     task: TaskId
     until_s: float  # ends by itself then
@@ -75,10 +75,10 @@ class World:
         self.memory = SimMemory(Path("/shm"))
         self.processes: dict[int, Process] = {}
         self.servers, self.rings = Servers(self.settings.tasks), Rings(self.settings.tasks)
-        self.broken: dict[TaskId, ProgramError] = {}  # by what a task ends whenever it is started
+        self.broken: dict[TaskId, ProgramError] = {}  # errors that end a task at every start
         self.strays: list[Stray] = []
         self.run_json: RunFile | None = None
-        self.last_incarnation = 0  # of any trainer in this logdir
+        self.last_incarnation = 0  # the last attempt of any trainer in this logdir
         self.last_run = ""
         self.kept_plan: CheckpointPlan | None = None  # in the run directory
         self.calm_from_s = 0.0  # when the last disturbance is over
@@ -100,12 +100,12 @@ class World:
             watcher(fact)
 
     def say(self, text: str) -> None:
-        """A fault, for the trace."""
+        """Note a fault for the trace."""
         if self.trace is not None:
             self.trace(f"{self.clock.now_s - 1000.0:10.4f}  ** {text}")
 
     def disturb(self, seconds: float) -> None:
-        """A fault has an effect for that long from now."""
+        """Note that a fault acts for that long from now."""
         self.calm_from_s = max(self.calm_from_s, self.clock.now_s + seconds)
 
     # -- processes -------------------------------------------------------------------------------------------
@@ -123,15 +123,15 @@ class World:
         self.note(history.Born(process.task, process.incarnation, process.pid))
 
     def environment_of(self, service: ServiceProcess, start: Start) -> SimEnvironment:
-        """What the checkpoint service touches."""
+        """Return what the checkpoint service touches."""
         return SimEnvironment(service, start)
 
     def find(self, task: TaskId) -> Process | None:
-        """The newest living process of that task."""
+        """Return the newest living process of that task."""
         return next((p for p in reversed(self.processes.values()) if p.task == task), None)
 
     def holder(self, task: TaskId) -> Process | None:
-        """Who holds that task's lock."""
+        """Return the process that holds that task's lock."""
         return next((p for p in self.processes.values() if p.task == task and p.holds_lock), None)
 
     def wake_holder(self, task: TaskId) -> None:
@@ -177,7 +177,7 @@ class World:
         return not holders.isdisjoint(tasks) or any(stray.task in tasks for stray in self._living_strays())
 
     def clear_tree(self, task: TaskId | None = None) -> bool:
-        """Kills what a dead task (None: any) has left; whether nothing is left."""
+        """Kill what a dead task (None: any) has left. Return whether nothing is left."""
         for stray in self._living_strays():
             if task in (None, stray.task):
                 stray.killed_s = self.clock.now_s if stray.killed_s is None else stray.killed_s
@@ -191,20 +191,20 @@ class World:
         return ""
 
     def launch(self, number: int) -> Watchdog:
-        """`procsv launch`, typed once more."""
+        """Type `procsv launch` once more."""
         run = f"{self.seed & 0xFFFFFFFF:08x}{number:08x}"
         self.last_run = self.run_json.run if self.run_json is not None else ""
         self.watchdog = Watchdog(self, run, self.settings)
         return self.watchdog
 
     def clear_run(self, keep_memory: bool) -> None:
-        """opening.remove_run: nothing of the run is left but what is in the logdir."""
+        """Do opening.remove_run: only what is in the logdir is left."""
         if not keep_memory:
             self.memory.clear()
         self.clear_run_dir()
 
     def clear_run_dir(self) -> None:
-        """opening.clear_run_dir, and a machine that was off."""
+        """Do opening.clear_run_dir, or what turning a machine off does."""
         self.events.notes.clear()
         self.kept_plan = None
 
@@ -217,7 +217,7 @@ class World:
 
     # -- procsv status ---------------------------------------------------------------------------------------
     def ask_status(self) -> None:
-        """Runs `procsv status`; its answer, or that there was none, is noted."""
+        """Run `procsv status`. Note its answer, or that there was none."""
         watchdog = self.watchdog
         if watchdog is None or watchdog.is_dead or watchdog.core is None or watchdog.is_frozen:
             return
@@ -240,7 +240,7 @@ class World:
         self.clock.after(STATUS_S_MAX, lambda: finish(None))
 
     def command(self, watchdog: Watchdog, body: Message, hear: Callable[[Received], None] | None = None) -> SimClient:
-        """A command of the user's tells the watchdog something."""
+        """Send the watchdog a message from a command of the user."""
 
         def wake() -> None:
             if client.resend_due():

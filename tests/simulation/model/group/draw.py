@@ -20,12 +20,12 @@ from tests.simulation.model.world import HANG_S, HANG_S_WAITING, LAUNCH
 if TYPE_CHECKING:
     from tests.simulation.model.run import Run
 
-STEPS_FACTOR = 3  # several make steps on servers
-HANG_FACTOR = 1.5  # what is waited for is seen only after a while
+STEPS_FACTOR = 3  # several tasks train on servers
+HANG_FACTOR = 1.5  # a task that others wait for is seen only after a while
 
 
 def draw_group(rng: Random) -> tuple[Program, Settings]:
-    """A program of several tasks, and how it is launched."""
+    """Draw a program of several tasks and its launch."""
     program = draw_program(rng)
     program.together = rng.choice(["served", "served", "in step"])
     is_served = program.together == "served"
@@ -33,7 +33,7 @@ def draw_group(rng: Random) -> tuple[Program, Settings]:
     workers, ps, evaluators = rng.randrange(1, 4) + (not has_chief), rng.randrange(1, 3) * is_served, rng.randrange(2)
     if is_served:
         program.steps *= STEPS_FACTOR
-        program.poison, program.flaky = {}, {}  # by whom a step is made is left to chance
+        program.poison, program.flaky = {}, {}  # chance decides which task trains a step
     limits_s = dict.fromkeys(LAUNCH.hang_limits_s, HANG_S_WAITING)
     limits_s |= dict.fromkeys(("import", "compile"), HANG_S * HANG_FACTOR) | {"service": HANG_S}
     launch = msgspec.structs.replace(
@@ -53,7 +53,7 @@ def draw_group(rng: Random) -> tuple[Program, Settings]:
 
 # -- faults ----------------------------------------------------------------------------------------------------
 def _find(run: Run, rng: Random, *roles: str) -> ProgramProcess | None:
-    """A living task of one of those roles; without one, of any but the chief."""
+    """Return a living task of one of those roles, or without roles any but the chief."""
     tasks = [task for task in run.world.settings.tasks if task != run.world.chief]
     meant = [task for task in tasks if not roles or task.role in roles]
     found = run.world.find(rng.choice(meant)) if meant else None
@@ -81,7 +81,7 @@ def kill_server(run: Run, rng: Random) -> str:
 
 
 def kill_many(run: Run, rng: Random) -> str:
-    """Every task of one role, or every task."""
+    """Kill every task of one role, or every task."""
     role = rng.choice(["", PS, "worker"])
     killed = [
         process
@@ -95,7 +95,7 @@ def kill_many(run: Run, rng: Random) -> str:
 
 
 def kill_again(run: Run, rng: Random) -> str:
-    """One task, and what follows it, within seconds."""
+    """Kill one task, and its successor within seconds."""
     if (process := _find(run, rng)) is None:
         return ""
     task = process.task
@@ -129,7 +129,7 @@ def raise_in_one(run: Run, rng: Random) -> str:
 
 
 def break_worker(run: Run, rng: Random) -> str:
-    """It ends whenever it is started, until somebody mends that."""
+    """Let it end at every start until somebody fixes that."""
     process = _find(run, rng, WORKER)
     if process is None or process.task.role != WORKER or run.world.program.together != "served":
         return ""
@@ -141,7 +141,7 @@ def break_worker(run: Run, rng: Random) -> str:
 
 
 def end_server(run: Run, rng: Random) -> str:
-    """With exit code 0, as if it were done."""
+    """End it with exit code 0, as if it were done."""
     process = _find(run, rng, PS)
     if process is None or not process.is_ready:
         return ""
@@ -161,10 +161,10 @@ def freeze_one(run: Run, rng: Random) -> str:
 
 
 def stick_one(run: Run, rng: Random) -> str:
-    """It is stopped for ever, or hangs: a server only the first, as it does nothing."""
+    """Stop a task forever, or let it hang. A server can only be stopped, as it does nothing."""
     process = _find(run, rng)
     if process is None or not process.is_ready:
-        return ""  # before its session nobody could know it from a program that waits
+        return ""  # before its session it cannot be told from a program that waits
     if process.task.role == PS or rng.random() < 0.5:
         process.freeze(FOR_EVER_S)
     else:

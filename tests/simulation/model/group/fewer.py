@@ -12,18 +12,18 @@ from tests.simulation.model.shown import Kinds
 
 
 class GivenUp:
-    """Of one launch, from its start to its end."""
+    """The workers given up in one launch, from its start to its end."""
 
     LOOKS_AT: ClassVar[Kinds] = (history.Journaled, history.SpawnAsked, history.LaunchEnded)
 
     def __init__(self, settings: LaunchSettings, tasks: tuple[TaskId, ...], *, in_step: bool) -> None:
-        """`in_step`: they cannot do without each other."""
+        """`in_step`: the tasks need each other."""
         self._least, self._tasks, self._in_step = settings.min_workers, tasks, in_step
         self.tasks: set[TaskId] = set()
         self.ends_run = False
 
     def check(self, fact: Any) -> str:
-        """What is wrong with it; "" if nothing is."""
+        """Return what is wrong with it, or ""."""
         match fact:
             case history.Journaled("task_given_up", task, _, fields):
                 self.tasks.add(task)

@@ -23,21 +23,21 @@ from tests.simulation.model.trainer import Trainer
 if TYPE_CHECKING:
     from tests.simulation.model.world import World
 
-HEARTBEAT_S = 3.0  # of TensorFlow's coordination service, as procsv sets it
+HEARTBEAT_S = 3.0  # for TensorFlow's coordination service, as procsv sets it
 TEARDOWN_S_MAX = 3.5  # from the error to the end of the process
 
 
 class Ring:
-    """Those that have found each other, once."""
+    """Tasks that have found each other once."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.members: dict[TaskId, ProgramProcess] = {}
-        self.arrived: dict[int, set[TaskId]] = {}  # by the step that they wait to make
+        self.arrived: dict[int, set[TaskId]] = {}  # by the step that they wait for
 
     @property
     def lost(self) -> str:
-        """A member that is dead; "" if all live."""
+        """Return a dead member, or "" if all live."""
         return next((str(task) for task, member in self.members.items() if member.is_dead), "")
 
     @property
@@ -46,7 +46,7 @@ class Ring:
 
     @property
     def is_apart(self) -> bool:
-        """Whether one of them cannot reach another: not on one machine."""
+        """Return whether one member cannot reach another. On one machine that never happens."""
         return False
 
     @property
@@ -59,7 +59,7 @@ class Ring:
 
 
 class Rings:
-    """The rings of a run, one after the other."""
+    """The rings of a run in sequence."""
 
     def __init__(self, tasks: Sequence[TaskId]) -> None:
         self.size = len([task for task in tasks if task.role not in (PS, EVALUATOR)])
@@ -74,11 +74,11 @@ class Rings:
 
     @property
     def next_number(self) -> int:
-        """Of the first ring that is none too old for a process that is started now."""
+        """Return the first ring that a process started now can join."""
         return self._ring.number + (not self._all or bool(self._ring.lost))
 
     def join(self, process: InStep) -> Ring:
-        """One that was started before the loss of a member, and comes late, finds the ring broken."""
+        """Join. A task started before a member was lost, which arrives late, finds the ring broken."""
         if self._ring.number < process.first_ring or process.task in self._ring.members:
             self._ring = self._new_ring(self._ring.number + 1)
             self._all.append(self._ring)
@@ -90,14 +90,14 @@ class Rings:
         return ring
 
     def died(self, process: ProgramProcess) -> None:
-        """The connections of those in its ring are closed."""
+        """Close the connections of the tasks in its ring."""
         for ring in self._all:
             if ring.members.get(process.task) is process:
                 ring.wake()
 
 
 class InStep(Trainer):
-    """The chief, which saves the state of all."""
+    """The chief, which saves the state for all."""
 
     _ring: Ring | None = None
 
@@ -131,7 +131,7 @@ class InStep(Trainer):
         return True
 
     def _check(self, ring: Ring) -> Doing:
-        """Ends by TensorFlow's error if the ring is broken."""
+        """Fail with TensorFlow's error if the ring is broken."""
         lost = ring.lost or ring.frozen or ("a task that cannot be reached" if ring.is_apart else "")
         if lost:
             yield self.world.rng.uniform(0.05, TEARDOWN_S_MAX)
@@ -143,12 +143,12 @@ class InStep(Trainer):
 
     @property
     def is_stuck(self) -> bool:
-        """One that is stuck holds up all, and they may be what is seen first."""
+        """Return whether it is stuck. One stuck member blocks all, and another may be seen first."""
         return self.is_stuck_itself or (self._ring is not None and self._ring.has_stuck)
 
 
 class Follower(InStep):
-    """It starts from what the chief starts from, and saves nothing."""
+    """Restores what the chief restores, and saves nothing."""
 
     peers: ClassVar[tuple[TaskId, ...]] = (WATCHDOG, CHECKPOINT)
 
@@ -162,16 +162,16 @@ class Follower(InStep):
         yield from self._train()
 
     def _note_restored(self, answer: RestoreFrom) -> None:
-        """The chief's is what counts; that they are the same shows at the first step."""
+        """Do nothing: the chief's restore counts, and the first step shows whether they agree."""
 
     def _say_restored(self) -> None:
-        """The chief does."""
+        """Do nothing: the chief reports it."""
 
     def _reserve(self) -> None:
-        """It has no slots."""
+        """Do nothing: a follower has no slots."""
 
     def _snapshot(self, want: str) -> int | None:
         return None
 
     def _add_record(self, what: str) -> None:
-        """It has no event file."""
+        """Do nothing: a follower has no event file."""

@@ -16,7 +16,9 @@ from tests.simulation.model.world import World
 
 
 def i14_one_generation(world: World, account: Account, fact: history.Fact) -> str:
-    """Of a gang no task makes a step after the next generation has formed, or meets one of it; and all are in one state."""
+    """No task of a gang makes a step after the next generation has formed, or meets a task of it.
+    All are in one state.
+    """
     match fact:
         case history.Joined(task, ring, older) if older and world.settings.launch.restart == "gang":
             return f"{task} has joined generation {ring} while {', '.join(older)} of an older one lives"
@@ -31,7 +33,7 @@ def i14_one_generation(world: World, account: Account, fact: history.Fact) -> st
 
 
 def i15_living_model_stays(world: World, account: Account, fact: history.Fact) -> str:
-    """A living model is never overwritten: as long as no server was lost, by a fault of its own, no step is taken back."""
+    """A living model is never overwritten: unless a server was lost by a fault of its own, no step is undone."""
     match fact:
         case history.Died(task, by=by, was_stuck=was_stuck) if task.role == PS:
             if by in ("outside", "power", "program") or was_stuck or fact.was_orphan or _is_ending(world):
@@ -51,7 +53,9 @@ def _is_ending(world: World) -> bool:
 
 
 def i18_enough_workers_go_on(world: World, account: Account, fact: history.Fact) -> str:
-    """A worker is given up with the run, or without it, by the number of those that are left; and for the rest of the launch."""
+    """Whether a worker is given up with the run or without it depends on how many are left; it
+    stays down for the launch.
+    """
     if isinstance(fact, history.Born) and fact.task == WATCHDOG:
         is_in_step = world.program.together == "in step" or world.settings.launch.restart == "gang"
         account.given_up = GivenUp(world.settings.launch, world.settings.tasks, in_step=is_in_step)
@@ -59,7 +63,9 @@ def i18_enough_workers_go_on(world: World, account: Account, fact: history.Fact)
 
 
 def i16_servers_end_last(world: World, account: Account, fact: history.Fact) -> str:
-    """A server is never ended before the chief has saved its last: it outlives the chief, unless all are ended at once."""
+    """A server never ends before the chief has saved its last step: it outlives the chief, unless
+    all end at once.
+    """
     match fact:
         case history.Born(task) if task == world.chief:
             account.ends_at_once = False

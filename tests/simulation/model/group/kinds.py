@@ -21,7 +21,7 @@ _OTHERS: dict[str, type[ProgramProcess]] = {PS: Server, EVALUATOR: Evaluator}
 
 
 def kind_of(world: World, task: TaskId) -> type[ProgramProcess]:
-    """By the task's duty, and by how those that train have to do with each other."""
+    """Choose by the task's duty and by how the training tasks depend on each other."""
     if task == world.chief:
         return _CHIEFS[world.program.together]
     return _OTHERS.get(task.role) or _WORKERS[world.program.together]

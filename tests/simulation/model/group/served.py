@@ -27,8 +27,8 @@ from tests.simulation.model.trainer import Trainer
 if TYPE_CHECKING:
     from tests.simulation.model.processes import Process
 
-POLL_S = 0.2  # who waits for a server, or for the model, looks that often
-FILL_S = 0.1  # from one server that has been given its values to the next
+POLL_S = 0.2  # a task that waits for a server or the model polls that often
+FILL_S = 0.1  # from one filled server to the next
 MARK_S = 0.01  # from the restored model to the mark that it is whole
 EVALUATION_S = 5.0
 LONG_S = 1e6
@@ -44,26 +44,26 @@ class _Shard:
 
 
 class Servers:
-    """The model on the servers of a run."""
+    """The model on a run's servers."""
 
     def __init__(self, tasks: Sequence[TaskId]) -> None:
         self._names = [task for task in tasks if task.role == PS]
         self._shards: dict[TaskId, _Shard] = {}
 
     def serve(self, process: Process) -> None:
-        """A new server, without variables."""
+        """Add a new server without variables."""
         self._shards[process.task] = _Shard(process)
 
     @property
     def pids(self) -> tuple[int, ...] | None:
-        """Of all servers; None if one of them is not there."""
+        """Return the pids of all servers, or None if one is missing."""
         if any(name not in self._shards or self._shards[name].process.is_dead for name in self._names):
             return None
         return tuple(self._shards[name].process.pid for name in self._names)
 
     @property
     def lost(self) -> str:
-        """One that is not there; "" if all are."""
+        """Return a missing server, or "" if all are there."""
         return next((str(n) for n in self._names if n not in self._shards or self._shards[n].process.is_dead), "")
 
     @property
@@ -76,7 +76,7 @@ class Servers:
 
     @property
     def state(self) -> tuple[int, int] | None:
-        """Step and value, where all variables have values."""
+        """Return step and value if all variables have values."""
         if self.pids is None:
             return None
         states = {self._shards[name].state for name in self._names}
@@ -88,7 +88,7 @@ class Servers:
 
     @property
     def is_cleared(self) -> bool:
-        """Whether a chief is making the model whole, or has died at that."""
+        """Return whether a chief is filling the model, or died while it did."""
         return self._names[0] in self._shards and self._shards[self._names[0]].is_marked is False
 
     def train(self) -> None:
@@ -102,7 +102,7 @@ class Servers:
             self._shards[name].state = state
 
     def fill(self, state: tuple[int, int], number: int) -> bool:
-        """One server after the other, the first one last; whether there are more."""
+        """Fill one server after the other, the first one last. Return whether there are more."""
         self._shards[self._names[-1 - number]].state = state
         return number + 1 < len(self._names)
 
@@ -114,7 +114,7 @@ class Servers:
 class _OfServers(ProgramProcess):
     """A task with a session on the servers."""
 
-    _known: tuple[int, ...] = ()  # the servers that its session began with
+    _known: tuple[int, ...] = ()  # the servers at the start of its session
 
     def _connect(self) -> Doing:
         servers = self.world.servers
@@ -123,7 +123,7 @@ class _OfServers(ProgramProcess):
         self._known = servers.pids
 
     def _reach(self) -> Doing:
-        """Waits for servers that are stopped; ends by TensorFlow's error if one is gone."""
+        """Wait for stopped servers. Fail with TensorFlow's error if one is gone."""
         while not self._is_lost:
             if not self.world.servers.are_frozen:
                 return
@@ -136,7 +136,7 @@ class _OfServers(ProgramProcess):
 
     @property
     def is_stuck(self) -> bool:
-        """A server that is stuck holds up everybody, and they may be what is seen first."""
+        """Return whether it is stuck. A stuck server blocks every task, and another may be seen first."""
         return super().is_stuck or self.world.servers.are_stuck
 
 
@@ -151,12 +151,12 @@ class Server(ProgramProcess):
             yield LONG_S
 
     def _request_stop(self, reason: Reason) -> None:
-        """It has nothing to save, and ends at once."""
+        """End at once: there is nothing to save."""
         self.die(Exit(75, None), "itself")
 
 
 class Evaluator(ProgramProcess):
-    """It only reads what is saved."""
+    """Only reads what is saved."""
 
     def _main(self) -> Doing:
         yield self._import_s
@@ -184,7 +184,7 @@ class ServedWorker(_OfServers):
         while self._stop_reason is None:
             yield world.program.step_s if self.is_ready else world.program.compile_s
             yield from self._reach()
-            if servers.state is None:  # a chief is about to put another one there
+            if servers.state is None:  # a chief is about to put another model there
                 continue
             if servers.state[0] >= world.program.steps:
                 return
@@ -217,7 +217,7 @@ class ServedChief(_OfServers, Trainer):
         self.world.note(history.Whole(self.incarnation))
 
     def _leave_alive(self) -> Generator[Wait, bool, bool]:
-        """Whether the model is left as it lives: it is no older than what is saved."""
+        """Return whether to keep the living model because it is no older than what is saved."""
         answer = yield from self._ask(Restore(False))
         assert isinstance(answer, RestoreFrom)
         self._check_answer(answer)

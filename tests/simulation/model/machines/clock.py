@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from tests.simulation.model.clock import SimClock, Timer
 
-ROUNDING_S = 1e-7  # what is to happen at a time must not find that it is a little before it
+ROUNDING_S = 1e-7  # an event at a given time must not find the clock slightly before it
 
 
 class MachineClock(SimClock):
-    """`true`, the time that all machines share and none can read, as this machine sees it."""
+    """This machine's view of `true`, the common time that no machine can read."""
 
     def __init__(self, true: SimClock, ahead_s: float, drift: float, wall_s: float) -> None:
-        """`drift`: seconds that it gains in one.  `wall_s`: what its wall clock is off by."""
+        """`drift`: seconds gained in one second. `wall_s`: the error of its wall clock."""
         self._true, self._ahead_s, self._rate = true, ahead_s, 1.0 + drift
         self.wall_offset_s = true.wall_offset_s + wall_s - ahead_s
 
@@ -40,5 +40,5 @@ class MachineClock(SimClock):
         raise AssertionError("time is not this machine's to move")
 
     def stand_still(self, seconds: float) -> None:
-        """It was stopped for so long, with the machine."""
+        """Stop the clock for that long, with its machine."""
         self._ahead_s -= seconds

@@ -51,7 +51,7 @@ GATHER_LOOK_S, WATCH_LOOK_S, FETCH_LOOK_S = 1.0, 0.5, 0.1
 
 
 class LeasedMachine(Machine):
-    """Its port of the logdir keeps the lease."""
+    """A machine whose logdir port keeps the lease."""
 
     def __init__(self, launch: CoordinatorLaunch, start: Start) -> None:
         super().__init__(launch.here, start, launch.wake)
@@ -84,7 +84,7 @@ class CoordinatorLaunch(Launch):
         self._quit: Quit | None = None
         self._end_s = 0.0
         self.forming: Any = None
-        self._restore: SimMemoryCopyRestore | None = None  # of a chief's memory that is lost
+        self._restore: SimMemoryCopyRestore | None = None  # for a lost chief's memory
         super().__init__(world, slot)
 
     # -- taking the logdir -----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class CoordinatorLaunch(Launch):
                 yield GATHER_LOOK_S
 
     def _take_copy(self, start: Start) -> Opening:
-        """As coordinator.py has it; the newest checkpoint is what the logdir lists."""
+        """Do as coordinator.py. The newest checkpoint is what the logdir lists."""
         latest = self.fleet.logdir.latest[-1:]
         saved_step = int(latest[0].rpartition("-")[2]) if latest and latest[0] != "spoilt" else NO_STEP
         self._restore = SimMemoryCopyRestore(self, start, saved_step)
@@ -176,13 +176,15 @@ class CoordinatorLaunch(Launch):
             yield FETCH_LOOK_S
 
     def _keep_lease(self) -> None:
-        """As coordinator.py does while the others are waited for."""
+        """Keep the lease as coordinator.py does while it waits for the others."""
         clock = self.here.clock
         if self.keeper.is_due(clock.now_s) and self.keeper.renew(clock.now_s, clock.wall()) is not None:
             raise Refusal("the logdir is in use", EXIT_LOCKED)
 
     def _refused(self, refusal: Refusal) -> None:
-        """As Forming.refuse, and refuse_members: those that have come, and those that look for a term, are told."""
+        """Refuse as Forming.refuse and refuse_members do: those that have joined and those that
+        look for a term learn it.
+        """
         for received in self.forming.asked.values() if self.forming is not None else ():
             assert self.server is not None
             self.server.send_reliable(received.who, Refused(str(refusal), refusal.exit_code), re=received.seq)
@@ -228,7 +230,7 @@ class CoordinatorLaunch(Launch):
 
     @property
     def is_serving(self) -> bool:
-        """Whether its run has begun, and nobody has asked it to end."""
+        """Return whether its run has started and nobody has asked it to end."""
         return self.core is not None and self._quit is None and not self.core.is_ending
 
     def _note(self, received: Received) -> None:
@@ -248,7 +250,7 @@ class CoordinatorLaunch(Launch):
 
     # -- the end ---------------------------------------------------------------------------------------------
     def _leave(self, quit: Quit) -> None:
-        """main._leave."""
+        """Do main._leave."""
         assert self.remote is not None
         self.reactor.close()
         self._quit, self._end_s = quit, self.here.clock.now_s + END_S_MAX

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
 
 TURN_S_MIN = 0.005
-TORN = -1  # the value of what is not whole, or not as it was sent
+TORN = -1  # the value of an incomplete or damaged copy
 
 
 @dataclass(eq=False, slots=True)
 class Offered:
-    """One snapshot that somebody may fetch.  It is held until then, as a reader holds it."""
+    """A snapshot that may be fetched. Until then it is held as a reader holds it."""
 
     process: Process
     slot: Slot
@@ -49,7 +49,7 @@ class Offered:
 
 
 class SimSender:
-    """Sender, of one process and the snapshots in one memory of its machine."""
+    """The Sender of one process, for the snapshots in one memory of its machine."""
 
     def __init__(self, process: Process, memory: SimMemory) -> None:
         self._process, self._memory, self._world = process, memory, world_of(process)
@@ -71,7 +71,7 @@ class SimSender:
         return StateOffer(number, "", "", "", token, fleet.program.size, info.sequence, info.toc_hash)
 
     def _look_again(self, token: bytes) -> None:
-        """Forgets what nobody fetches any more."""
+        """Forget snapshots that nobody fetches any more."""
         clock, offered = self._world.fleet.clock, self._world.fleet.offers.get(token)
         if offered is None or offered.silence_s > OFFER_S_MAX:
             return
@@ -90,12 +90,12 @@ class SimSender:
         self._tokens.clear()
 
     def interrupt(self) -> None:
-        """Its process is dead."""
+        """Its process has died."""
         self.close()
 
 
 class SimFetch:
-    """Fetch, for `process` and into `memory`."""
+    """A Fetch for `process` into `memory`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SimFetch:
             self._fleet.clock.after(delay_s, lambda piece=piece: self._send(piece))  # type: ignore[misc]
 
     def _send(self, piece: TransferPiece) -> None:
-        """At the sender's."""
+        """Send a piece, on the sender's side."""
         fleet, links, offered = self._fleet, self._fleet.links, self._offered
         if self.is_over or offered is None or not links.goes(self._world.name, self._host):
             return
@@ -152,7 +152,7 @@ class SimFetch:
         if self._offer.token not in fleet.offers:
             fleet.clock.after(back_s, self._gone)
             return
-        self._is_damaged = self._is_damaged or offered.slot.info != offered.info  # filled anew, although it is held
+        self._is_damaged = self._is_damaged or offered.slot.info != offered.info  # refilled although it is held
         offered.heard_s = fleet.clock.now_s
         self._line_s = max(self._line_s, fleet.clock.now_s) + piece.size / fleet.bytes_per_s
         fleet.clock.at(self._line_s + back_s, lambda: self._came(piece))
@@ -203,7 +203,7 @@ class SimFetch:
         self._ended()
 
     def _give_back(self) -> None:
-        """The word that nobody fetches it any more; lost, it is held until the sender has heard nothing for too long."""
+        """Report that nobody fetches it any more. If that is lost, it is held until the sender's timeout."""
         fleet, links, token = self._fleet, self._fleet.links, self._offer.token
         if links.goes(self._world.name, self._host):
             offered = fleet.offers.pop(token, None)
@@ -224,7 +224,7 @@ class SimFetch:
 
 
 def verify(slot: Slot, offer: StateOffer) -> None:
-    """IncomingSlot.verify."""
+    """Do IncomingSlot.verify."""
     if (slot.info.sequence, slot.info.toc_hash) != (offer.sequence, offer.contents_hash):
         raise PeerError(f"what has come is snapshot {slot.info.sequence}, and not the offered {offer.sequence}")
     if slot.value != offer.contents_hash:

@@ -21,12 +21,12 @@ from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.program import value_at
 from tests.simulation.model.trainer import Trainer
 
-BYTES_PER_S = 64 * 2**20  # at which a copy travels at least, where the network carries it,
-WAY_SHARE = 0.75  # and so much of it where that carries less
-ORDER_S = 4.0  # from the beginning of a run until the machine that keeps the copy has been told so
-LINGER_S = 5.0  # in which what was held up, or late, is still on its way
-SLACK_S = 0.5  # questions, answers, and turns of everybody's loop,
-CALM_SLACK_S = 0.1  # which are less where nothing has been in the way for so many copies
+BYTES_PER_S = 64 * 2**20  # the least speed of a copy if the network allows it,
+WAY_SHARE = 0.75  # and the share of the network if it does not
+ORDER_S = 4.0  # from the start of a run until the keeper of the copy has its order
+LINGER_S = 5.0  # while delayed messages are still in transit
+SLACK_S = 0.5  # for questions, answers and loop turns,
+CALM_SLACK_S = 0.1  # less after this many undisturbed copies
 CALM_COPIES = 3
 
 
@@ -45,38 +45,40 @@ class Claim:
     covered: Published | None
     keeper: str
     published: list[Published]
-    limit_s: float  # of training that may be lost with it; inf: not known
+    limit_s: float  # training that may be lost with it; inf: unknown
 
 
 @dataclass(slots=True)
 class Copies:
-    """The account of them."""
+    """The account of the copies."""
 
     run: str = ""
     formed_s: float = math.inf
-    machines: tuple[str, ...] = ()  # of the run's tasks, the coordinator's first
-    keeper: str = ""  # the one that keeps the copy
-    published: list[Published] = field(default_factory=list)  # by the chief of that run
+    machines: tuple[str, ...] = ()  # the machines of the run's tasks, the coordinator's first
+    keeper: str = ""  # the machine that keeps the copy
+    published: list[Published] = field(default_factory=list)  # published by the chief of that run
     disturbed_s: float = -math.inf  # when the last fault was over
-    kept_s: float = -math.inf  # when a copy came last,
-    took_s: float = 0.0  # and how long it has travelled: the next ones may take as long
-    calm_copies: int = 0  # that have come since the last fault was over, or the chief has begun
+    kept_s: float = -math.inf  # when the last copy arrived
+    took_s: float = 0.0  # and how long it travelled: the next ones may take as long
+    calm_copies: int = 0  # copies since the end of the last fault or the chief's start
     claim: Claim | None = None
-    behind_s: list[float] = field(default_factory=list)  # of each loss that was looked at: time trained in vain,
-    limits_s: list[float] = field(default_factory=list)  # and how much that may have been
+    behind_s: list[float] = field(default_factory=list)  # for each checked loss: the training lost
+    limits_s: list[float] = field(default_factory=list)  # and the most that might have been lost
 
 
 def i17_copies_are_whole(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
-    """No half copy, and none that was damaged on its way, is ever kept or taken."""
+    """No half copy, and none damaged in transit, is ever kept or used."""
     if isinstance(fact, facts.Copied) and fact.value != value_at(fact.step):
         return f"{fact.machine} takes what it has of step {fact.step} for whole"
     return ""
 
 
 def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
-    """When the coordinator's machine is lost, and nothing else, the copy has what was published before the last one began to travel.
+    """When only the coordinator's machine is lost, the copy has what was published before the last
+    one began to travel.
 
-    Where snapshots are small beside what the network carries, it has lost no more than the interval that the chief was told.
+    If snapshots are small for the network, the loss is at most the interval that the chief was
+    given.
     """
     now_s = fleet.clock.now_s
     match fact:
@@ -113,7 +115,7 @@ def _disturb(copies: Copies, until_s: float) -> None:
 
 
 def _forget_elsewhere(copies: Copies, machines: set[str]) -> None:
-    """The machine that has the copy may be none of those that the scheduler has given for the next start."""
+    """The scheduler may not give the machine with the copy to the next start."""
     if copies.claim is not None and copies.claim.keeper not in machines:
         copies.claim = None
 
@@ -134,7 +136,9 @@ def _claim(fleet: Fleet, copies: Copies, world: MachineWorld) -> Claim | None:
 
 
 def _limit_s(fleet: Fleet, copies: Copies, world: MachineWorld) -> float:
-    """How much training the loss of this machine may cost: an interval, where copying and a step leave half of it, and slots enough."""
+    """Return how much training this machine's loss may cost: an interval, if copying and a step
+    leave half of it and slots suffice.
+    """
     program, chief = fleet.program, world.find(fleet.tasks[0])
     if not isinstance(chief, Trainer) or chief.phase is not Phase.STEP or copies.calm_copies < CALM_COPIES:
         return math.inf
@@ -144,9 +148,10 @@ def _limit_s(fleet: Fleet, copies: Copies, world: MachineWorld) -> float:
 
 
 def late_s(fleet: Fleet, took_s: float = 0.0) -> float:
-    """How long after it was published a snapshot is whole in the memory of another machine, at the latest.
+    """Return the longest time from a snapshot's publication until it is whole in another machine's
+    memory.
 
-    `took_s`: the last one, which may have shown that the way carries less.
+    `took_s` is the last copy's time, which may have shown a slower network.
     """
     travel_s = max(fleet.program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s), took_s)
     return 2 * travel_s + SLACK_S

@@ -21,11 +21,11 @@ class Drawn(msgspec.Struct):
     pause_s: float
     names_tasks: bool = False
     revives_s: float | None = None
-    bytes_per_s: float = 1e9  # that the network carries to one machine
+    bytes_per_s: float = 1e9  # the network's speed to one machine
 
 
 def draw_fleet(rng: Random, machines: int | None) -> Drawn:
-    """`machines`: beside the coordinator's and spare ones; None: a few, now and then many, up to 64."""
+    """`machines`: beside the coordinator's and the spare ones. None: usually a few, at times up to 64."""
     count = machines if machines is not None else _draw_count(rng)
     is_served = count > 1 and rng.random() < 0.6
     ps = rng.randrange(1, 1 + max(1, min(4, count // 2))) if is_served else 0

@@ -9,17 +9,17 @@ from procsv.ipc.messaging.message import Message
 
 
 class Ordered(msgspec.Struct, frozen=True):
-    """A member carries out what a coordinator has ordered."""
+    """A member executes a coordinator's order."""
 
     machine: str
-    scheduler: str  # which start of the job it is of
+    scheduler: str  # its start of the job
     term: int
-    run: str  # the coordinator's
+    run: str  # the coordinator's run
     order: Message
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A coordinator gives an order, whether or not there is a way to the member now."""
+    """A coordinator gives an order, whether or not the member can be reached now."""
 
     run: str
     machine: str
@@ -29,7 +29,7 @@ class Given(msgspec.Struct, frozen=True):
 class TermWritten(msgspec.Struct, frozen=True):
     run: str
     number: int
-    replaced: str  # the run whose term had that number; "" if none had
+    replaced: str  # the run whose term had that number, or ""
 
 
 class LeaseTaken(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class LeaseTaken(msgspec.Struct, frozen=True):
 
 
 class LeaseLeft(msgspec.Struct, frozen=True):
-    """It has let go of the logdir without having written anything there."""
+    """It has released the logdir without writing anything there."""
 
     run: str
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The checkpoint service of that run has swept what was there in the making, and looks at the logdir from now on."""
+    """That run's checkpoint service has removed unfinished files and watches the logdir from now on."""
 
     run: str
 
@@ -56,33 +56,33 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Formed(msgspec.Struct, frozen=True):
-    """All launches of a run have come."""
+    """All launches of a run have joined."""
 
     scheduler: str
     run: str
     term: int
-    launches: tuple[tuple[TaskId, int, str], ...]  # task, or name of a spare one; rank of its launch; machine
+    launches: tuple[tuple[TaskId, int, str], ...]  # task or spare's name; its launch's rank; its machine
 
 
 class Moving(msgspec.Struct, frozen=True):
-    """A run ends, to begin again at once: which launches are to have which tasks, and those that were lost."""
+    """A run ends to restart at once: which launches get which tasks, and which were lost."""
 
     scheduler: str
     run: str
-    places: tuple[tuple[TaskId, int], ...]  # task, rank of the launch; spares by their names
+    places: tuple[tuple[TaskId, int], ...]  # task and rank of its launch; spares by name
     lost: tuple[int, ...]  # ranks
 
 
 class ClockSeen(msgspec.Struct, frozen=True):
-    """The coordinator has put a member's clock beside its own."""
+    """The coordinator has compared a member's clock with its own."""
 
     machine: str
-    error_s: float  # of what it thinks; positive: the member's moments seem later than they were
-    delay_s: float  # that the message took
+    error_s: float  # the error; positive: the member's moments seem later than they were
+    delay_s: float  # the message's delay
 
 
 class CoordinatorEnds(msgspec.Struct, frozen=True):
-    """It tells all members that it has not lost how they are to end."""
+    """It tells all members that it has not lost how to end."""
 
     scheduler: str
     run: str
@@ -93,7 +93,7 @@ class CoordinatorEnds(msgspec.Struct, frozen=True):
 
 
 class ToldEnd(msgspec.Struct, frozen=True):
-    """A member hears how the run has ended."""
+    """A member learns how the run has ended."""
 
     scheduler: str
     rank: int
@@ -101,35 +101,35 @@ class ToldEnd(msgspec.Struct, frozen=True):
 
 
 class Disturbed(msgspec.Struct, frozen=True):
-    """A fault is at work, from now on for so long; it may be over at once."""
+    """A fault acts for that long from now. It may be over at once."""
 
     seconds: float
 
 
 class MachineLost(msgspec.Struct, frozen=True):
-    """With all that is in its memory, which can still be read now."""
+    """A machine is lost with its memory, which the invariants can still read now."""
 
     machine: str
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A machine has a snapshot of another one's, and takes it for whole."""
+    """A machine has another one's snapshot and takes it for whole."""
 
     machine: str
     run: str
     sequence: int
     step: int
     value: int
-    seconds: float  # that it travelled
+    seconds: float  # its time in transit
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A launch has come to its end by itself."""
+    """A launch has ended by itself."""
 
     scheduler: str
     rank: int
     exit_code: int
-    again: bool  # it begins again, with another task or the same
+    again: bool  # it restarts with the same or another task
     why: str
 
 

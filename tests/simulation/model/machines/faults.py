@@ -36,7 +36,7 @@ Fault = Callable[["FleetRun", Random], str]
 
 
 def cut_link(run: FleetRun, rng: Random) -> str:
-    """Between the coordinator's machine and another one."""
+    """Cut the link between the coordinator's machine and another one."""
     slot, slots = draw_member(run, rng), running_slots(run)
     if slot is None:
         return ""
@@ -55,7 +55,7 @@ def cut_one_way(run: FleetRun, rng: Random) -> str:
 
 
 def cut_off(run: FleetRun, rng: Random) -> str:
-    """One machine from all others, and from the scheduler; the storage may be another network."""
+    """Cut one machine off from all others and from the scheduler. The storage may be another network."""
     slot = draw_slot(run, rng)
     if slot is None:
         return ""
@@ -66,7 +66,9 @@ def cut_off(run: FleetRun, rng: Random) -> str:
 
 
 def strand_coordinator(run: FleetRun, rng: Random) -> str:
-    """Its machine is cut off, or stands still, for longer than its lease lasts, while the scheduler starts another coordinator."""
+    """Cut off or freeze the coordinator's machine beyond its lease, while the scheduler starts
+    another coordinator.
+    """
     slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
@@ -87,7 +89,9 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
 
 
 def freeze_in_commit(run: FleetRun, rng: Random) -> str:
-    """The coordinator's machine stands still after the last look at the lease, at some line of the next commit, while another one begins."""
+    """Freeze the coordinator's machine after its last look at the lease, somewhere in a commit,
+    while another starts.
+    """
     slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
@@ -104,7 +108,7 @@ def freeze_in_commit(run: FleetRun, rng: Random) -> str:
 
 
 def freeze_in_renewal(run: FleetRun, rng: Random) -> str:
-    """The coordinator's machine stands still between a look at its lease and the renewal of that, while another one begins."""
+    """Freeze the coordinator's machine between a look at its lease and the renewal, while another one starts."""
     slots = running_slots(run)
     launch = slots[0].launch if slots and not slots[0].rank else None
     if not isinstance(launch, CoordinatorLaunch) or not launch.is_serving:
@@ -118,7 +122,9 @@ def freeze_in_renewal(run: FleetRun, rng: Random) -> str:
 
 
 def lose_coordinator(run: FleetRun, rng: Random) -> str:
-    """Its launch or its machine, now and then again as soon as it is back; and perhaps something befalls a member meanwhile."""
+    """Lose its launch or its machine, at times again as soon as it is back, perhaps with a fault of
+    a member meanwhile.
+    """
     slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
@@ -134,7 +140,7 @@ def lose_coordinator(run: FleetRun, rng: Random) -> str:
 
 
 def lose_memory(run: FleetRun, rng: Random) -> str:
-    """The coordinator's machine dies, with the chief's memory."""
+    """Lose the coordinator's machine with the chief's memory."""
     slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
@@ -162,14 +168,14 @@ def _lose_again(run: FleetRun, rng: Random) -> None:
 
 
 def part(run: FleetRun, rng: Random) -> str:
-    """The network is in two."""
+    """Split the network in two."""
     worlds = [world.name for world in run.fleet.worlds if not world.is_off]
     if not worlds:
         return ""
     here = set(rng.sample(worlds, rng.randrange(1, len(worlds) + 1)))
     there = [name for name in worlds if name not in here]
     seconds, links = draw_seconds(rng), run.fleet.links
-    for one in sorted(here):  # the order of a set is not the seed's
+    for one in sorted(here):  # the order of a set does not follow the seed
         for other in [*there, SCHEDULER]:
             links.cut(one, other, seconds)
             links.cut(other, one, seconds)
@@ -187,7 +193,7 @@ def lose_storage(run: FleetRun, rng: Random) -> str:
 
 
 def lose_scheduler(run: FleetRun, rng: Random) -> str:
-    """All is well, but the scheduler takes the machine for lost."""
+    """Let the scheduler take a healthy machine for lost."""
     slot = draw_slot(run, rng)
     if slot is None:
         return ""
@@ -213,7 +219,7 @@ def slow_link(run: FleetRun, rng: Random) -> str:
 
 
 def freeze(run: FleetRun, rng: Random) -> str:
-    """A machine stands still, and goes on; with its clock, as under a hypervisor, or without."""
+    """Freeze a machine for a while, with its clock as under a hypervisor, or without."""
     slot = draw_slot(run, rng)
     if slot is None:
         return ""
@@ -252,7 +258,7 @@ def kill_task(run: FleetRun, rng: Random) -> str:
 
 
 def break_worker(run: FleetRun, rng: Random) -> str:
-    """A worker ends whenever it is started, until somebody mends that and starts the job again."""
+    """Let a worker end at every start, until somebody fixes that and restarts the job."""
     fleet = run.fleet
     workers = [task for task in fleet.tasks[1:] if task.role == WORKER]
     if not workers or fleet.program.together != "served":
@@ -288,7 +294,7 @@ def freeze_launch(run: FleetRun, rng: Random) -> str:
 
 
 def kill_service(run: FleetRun, rng: Random) -> str:
-    """The checkpoint service, or a summary service of whichever machine."""
+    """Kill the checkpoint service, or the summary service of some machine."""
     found = [service for world in run.fleet.worlds for task in SERVICES if (service := world.find(task)) is not None]
     if not found:
         return ""
@@ -299,7 +305,7 @@ def kill_service(run: FleetRun, rng: Random) -> str:
 
 
 def damage_copies(run: FleetRun, rng: Random) -> str:
-    """Bits of snapshots change on their way, between whichever machines."""
+    """Flip bits of snapshots in transit between some machines."""
     fleet, seconds = run.fleet, draw_seconds(rng)
     fleet.damage = rng.choice([0.05, 0.5])
     fleet.disturb(seconds + RECOVERY_S)
@@ -312,7 +318,7 @@ def damage_copies(run: FleetRun, rng: Random) -> str:
 
 
 def fill_memory(run: FleetRun, rng: Random) -> str:
-    """The machine of a member has no room for a copy."""
+    """Leave a member's machine no room for a copy."""
     slot = draw_member(run, rng)
     if slot is None:
         return ""

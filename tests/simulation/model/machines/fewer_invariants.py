@@ -16,7 +16,9 @@ from tests.simulation.model.machines.member import MemberLaunch
 
 
 def i18_enough_workers_go_on(fleet: Fleet, given_up: dict[str, GivenUp], fact: Any, world: MachineWorld) -> str:
-    """A worker is given up with the run, or without it, by the number of those that are left; and for the rest of that run."""
+    """Whether a worker is given up with the run or without it depends on how many are left; it
+    stays down for that run.
+    """
     match fact:
         case facts.Formed(_, run):
             is_in_step = fleet.program.together == "in step" or fleet.settings.restart == "gang"

@@ -26,17 +26,17 @@ from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.trace import show
 from tests.simulation.model.world import Violation
 
-AHEAD_S_MAX = 10_000.0  # machines have been up for different times
+AHEAD_S_MAX = 10_000.0  # machines have different uptimes
 DRIFT_MAX = 2e-4
 WALL_S_MAX = 600.0
-RECOVERY_S = 60.0  # what a fault of an instant may go on to disturb
-SEEN_S = 30.0  # beats enough to know a clock by
+RECOVERY_S = 60.0  # what a short fault may still disturb
+SEEN_S = 30.0  # time for enough beats to know a clock
 
 Watcher = Callable[[history.Fact | facts.Fact, MachineWorld], None]
 
 
 class Group:
-    """The tasks of one run, among themselves."""
+    """What the tasks of one run share."""
 
     def __init__(self, tasks: tuple[TaskId, ...], fleet: Fleet) -> None:
         self.servers: Servers = Servers(tasks)
@@ -64,7 +64,7 @@ class Fleet:
         revives_s: float | None = None,
         bytes_per_s: float = 1e9,
     ) -> None:
-        """`names_tasks`: their addresses are names that move along with them.  `revives_s`: see Scheduler."""
+        """`names_tasks`: addresses are names that move with their tasks. `revives_s`: see Scheduler."""
         self.seed, self.program, self.settings = seed, program, settings
         self.tasks, self.spares = settings.tasks, list_spares(spares)
         self.rng = Random(seed)
@@ -73,9 +73,9 @@ class Fleet:
         self.worlds: list[MachineWorld] = []
         self.calm_from_s = 0.0
         self.names_tasks = names_tasks
-        self.broken: dict[TaskId, ProgramError] = {}  # by what a task ends, wherever it is started
+        self.broken: dict[TaskId, ProgramError] = {}  # errors that end a task wherever it starts
         self.offers: dict[bytes, Offered] = {}  # snapshots that may be fetched
-        self.bytes_per_s, self.damage = bytes_per_s, 0.0  # of the network; the chance of a piece to be damaged on it
+        self.bytes_per_s, self.damage = bytes_per_s, 0.0  # the network's speed; a piece's chance of damage
         self.failed = ""  # the first invariant that did not hold
         self.trace: Callable[[str], None] | None = None
         self.watchers: list[Watcher] = []
@@ -99,17 +99,17 @@ class Fleet:
             self.trace(f"{self.clock.now_s - 1000.0:10.4f}  ** {text}")
 
     def fail(self, name: str, why: str) -> NoReturn:
-        """It is kept, too: a thread of a service takes what is raised in its job for the job's outcome."""
+        """Record the violation as well: a service's thread takes what its job raises for the job's outcome."""
         self.failed = self.failed or f"{name}: {why}"
         raise Violation(self.failed)
 
     def disturb(self, seconds: float) -> None:
-        """By a fault of so many seconds, with what follows it."""
+        """Note a disturbance by a fault of that many seconds and its consequences."""
         self.note(facts.Disturbed(max(0.0, seconds - RECOVERY_S)), None)
         self.allow(seconds)
 
     def allow(self, seconds: float) -> None:
-        """Nothing is late that comes within so many seconds."""
+        """Allow anything to be late by that many seconds."""
         self.calm_from_s = max(self.calm_from_s, self.clock.now_s + seconds)
 
     # -- machines --------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ class Fleet:
         return self.worlds[int(name[1:])]
 
     def suspended(self, world: MachineWorld, seconds: float) -> None:
-        """Its clock has stood still, and does until so many seconds from now."""
+        """Note that its clock has stopped, for that many seconds from now."""
         self._suspended_s[world.name] = self.clock.now_s + seconds
 
     def was_suspended(self, *machines: str) -> bool:
-        """Whether the clock of one of them stood still, so lately that nobody can have seen enough of it since."""
+        """Return whether a clock stopped so recently that nobody can have measured it again."""
         return any(self.clock.now_s < self._suspended_s.get(name, 0.0) + SEEN_S for name in machines)
 
     def answers_at(self, process: Process, machine: str) -> bool:

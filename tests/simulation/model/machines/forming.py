@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
     from tests.simulation.model.machines.scheduler import Slot
 
-TAKEN_CHANCE = 0.1  # that somebody else has the port by the time that it is wanted again
+TAKEN_CHANCE = 0.1  # the chance that the port is taken when it is wanted again
 
 
 def told_addresses(fleet: Fleet) -> dict[TaskId, str] | None:
-    """Where a scheduler gives names that move along with the tasks."""
+    """Return the addresses if a scheduler gives names that move with the tasks."""
     if not fleet.names_tasks:
         return None
     return {task: f"{task}.job:2222" for task in fleet.tasks if needs_address(task)}
@@ -50,7 +50,7 @@ def place(world: MachineWorld, slot: Slot) -> Placement:
 
 
 class SimPorts:
-    """HeldPorts of one machine."""
+    """The HeldPorts of one machine."""
 
     def __init__(self, fleet: Fleet, taken_chance: float = TAKEN_CHANCE) -> None:
         self._fleet, self._taken_chance = fleet, taken_chance
@@ -82,6 +82,6 @@ class SimForming(Forming):
 
     @property
     def runs_before(self) -> set[str]:
-        """Those that the launches which have come are part of."""
+        """Return the earlier runs of the launches that have joined."""
         bodies: list[Any] = [received.body for received in self._asked.values()]
         return {json.loads(body.served.start)["run"] for body in bodies if body.served is not None}

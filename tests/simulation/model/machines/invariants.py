@@ -31,14 +31,14 @@ from tests.simulation.model.program import value_at
 from tests.simulation.model.shown import Kinds, by_kind
 from tests.simulation.model.world import Violation
 
-CLOCK_S = 0.01  # clocks go apart within the time over which messages are compared
-LATE_S = 10.0  # beyond what a launch may take to end
-ORDER_S = 10.0  # within which a task ends that was ordered to
+CLOCK_S = 0.01  # how far clocks drift apart within the time over which messages are compared
+LATE_S = 10.0  # added to the time that a launch may take to end
+ORDER_S = 10.0  # within which a task ends after an order to
 
 
 @dataclass(slots=True)
 class Tasks:
-    """Of one run, among themselves."""
+    """What the tasks of one run share."""
 
     ring: int = 0
     states: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Tasks:
 
 @dataclass(slots=True)
 class FleetAccount:
-    holders: list[str] = field(default_factory=lambda: [""])  # runs that have taken the logdir, one after the other
+    holders: list[str] = field(default_factory=lambda: [""])  # runs that have taken the logdir, in order
     best: Durable | None = None  # the newest acknowledged checkpoint
     disk_version: int = -1
     opened: set[str] = field(default_factory=set)  # runs whose checkpoint service has looked at the logdir
@@ -64,7 +64,7 @@ class FleetAccount:
     )  # scheduler -> launches that any of its runs was moved away from
     formed: dict[str, dict[TaskId, int]] = field(
         default_factory=dict
-    )  # scheduler -> who has which task in its newest run
+    )  # scheduler -> launches and tasks of its newest run
     newest: dict[str, str] = field(default_factory=dict)  # scheduler -> its newest run
     run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
     scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
@@ -83,7 +83,9 @@ Any = history.Fact | facts.Fact
 
 
 def i2_acknowledged_stays(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """Never is an acknowledged checkpoint lost: the newest one is there, and `checkpoint` names it, or a newer one."""
+    """An acknowledged checkpoint is never lost: the newest one is there, and `checkpoint` names it
+    or a newer one.
+    """
     if isinstance(fact, history.Acknowledged):
         best = account.best
         if best is None or fact.news.sequence > best.sequence:
@@ -106,7 +108,7 @@ def i2_after_event(fleet: Fleet, account: FleetAccount) -> str:
 
 
 def i3_resumes_from_the_newest(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """The step resumed from is no earlier than the newest acknowledged one, and its state is that step's."""
+    """A trainer resumes no earlier than at the newest acknowledged step, with that step's state."""
     if not isinstance(fact, history.Restored):
         return ""
     if fact.value != value_at(fact.step):
@@ -133,7 +135,9 @@ def i13_one_writer(fleet: Fleet, account: FleetAccount, fact: Any, world: Machin
 
 
 def i13_one_word(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """One coordinator's word takes effect in a term, and on a machine none of a term before the newest that it has obeyed."""
+    """One coordinator's orders take effect in a term, and a machine obeys none of an earlier term
+    than its newest.
+    """
     match fact:
         case facts.TermWritten(run, number, replaced):
             account.births.append(run)
@@ -155,7 +159,7 @@ def _wrong_order(fleet: Fleet, account: FleetAccount, fact: facts.Ordered) -> st
 
 
 def orders_arrive_as_given(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A member carries out each order once at most, and none after one that was given later."""
+    """A member executes each order at most once, and none after a later one."""
     match fact:
         case facts.Given(run, machine, order):
             account.given.setdefault((run, machine), []).append(order)
@@ -163,7 +167,7 @@ def orders_arrive_as_given(fleet: Fleet, account: FleetAccount, fact: Any, world
             given = account.given.get((run, machine), [])
             if order not in given:
                 return f"{machine} carries out {order} of {run} again, or after one that was given later"
-            del given[: given.index(order) + 1]  # those before it were withdrawn
+            del given[: given.index(order) + 1]  # the earlier ones were withdrawn
     return ""
 
 
@@ -172,7 +176,7 @@ def _tasks(account: FleetAccount, world: MachineWorld) -> Tasks:
 
 
 def i14_one_generation(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """Of a gang no task makes a step after the next generation has formed, in the same run or in the one that follows it."""
+    """No task of a gang makes a step after the next generation has formed, in its run or in the next one."""
     match fact:
         case facts.Formed(scheduler, run):
             account.newest[scheduler], account.scheduler_of[run] = run, scheduler
@@ -196,7 +200,7 @@ def i14_one_generation(fleet: Fleet, account: FleetAccount, fact: Any, world: Ma
 
 
 def i15_living_model_stays(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A living model is never overwritten with an older state, as long as no server of its run was lost."""
+    """A living model is never overwritten with an older state, unless a server of its run was lost."""
     match fact:
         case history.Died(task) if task.role == PS:
             _tasks(account, world).has_model = False
@@ -211,7 +215,7 @@ def i15_living_model_stays(fleet: Fleet, account: FleetAccount, fact: Any, world
 
 
 def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """No server is ended by its coordinator before the chief of the same run has: that may have a state to save."""
+    """A coordinator ends no server before the chief of the same run, which may have a state to save."""
     match fact:
         case history.CoreActed(StopAsked(now=True) | LogdirTaken()):
             account.at_once.add(world.name)
@@ -222,12 +226,12 @@ def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: 
             if not isinstance(launch, MemberLaunch) or launch.term is None or fact.was_stuck or launch.begins_anew:
                 return ""
             if fleet.clock.now_s > account.ordered_s.get(world.name, -ORDER_S) + ORDER_S:
-                return ""  # its launch has given the coordinator up
+                return ""  # its launch has given up on the coordinator
             home = fleet.find_world(launch.term.hosts[0])
             chief, coordinator = home.find(fleet.tasks[0]), home.launch_here
             is_still = coordinator is None or coordinator.is_frozen
             if is_still or not fleet.links.joins(home.name, world.name):
-                return ""  # it is adrift, and has heard a signal of its own machine's
+                return ""  # it has no coordinator and got a signal on its own machine
             if chief is None or chief.is_stuck or home.name in account.at_once or home.is_off:
                 return ""
             if isinstance(coordinator, CoordinatorLaunch) and coordinator.run == launch.term.run:
@@ -257,7 +261,8 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
             told = account.places.pop(scheduler, None)
             came = {(task, rank) for task, rank, _ in launches if rank}
             if told is not None:
-                # One that was lost, now or in an earlier move, may be back in time, and has its task again: then the spare launch is refused.
+                # A lost launch may be back in time and get its task again: then the spare is
+                # refused.
                 came = {(task, rank) for task, rank in came if rank not in account.lost[scheduler]}
             if told is not None and not came <= set(told.places):
                 return f"{sorted(came)} have come, and {sorted(told.places)} were told to"
@@ -265,7 +270,7 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
 
 
 def adopted_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """What a coordinator adopts is a process of the same start of its job, on the machine that it names."""
+    """A coordinator adopts only processes of the same start of its job, on the machine that it names."""
     launch = world.launch_here if world is not None else None
     match fact:
         case history.Born(task, incarnation, pid) if task.runs_program and launch is not None:
@@ -278,7 +283,9 @@ def adopted_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mac
 
 
 def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A member's moments are put on the coordinator's clock no earlier than they were, and no later than by what a message took."""
+    """A member's moments are converted to no earlier than they were, and to no later than by the
+    message's delay.
+    """
     if not isinstance(fact, facts.ClockSeen) or fleet.was_suspended(fact.machine, world.name):
         return ""
     if -CLOCK_S <= fact.error_s <= fact.delay_s + CLOCK_S:
@@ -287,7 +294,7 @@ def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
 
 
 def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A launch ends with the code that its coordinator has told it, or run.json has, or with 75 where it has not heard of the end."""
+    """A launch ends with the code from its coordinator or from run.json, or with 75 if it does not know the end."""
     match fact:
         case facts.ToldEnd(_, _, exit_code):
             account.told[world.name] = exit_code
@@ -311,7 +318,7 @@ def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWor
 
 
 def ends_in_time(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A member whose coordinator is gone waits for it no longer than it was told to, and ends its task within the grace."""
+    """A member without a coordinator waits no longer than configured, and ends its task within the grace period."""
     launch = world.launch_here if world is not None else None
     match fact:
         case history.Died(task) if task == WATCHDOG and isinstance(launch, CoordinatorLaunch):
@@ -325,7 +332,7 @@ def ends_in_time(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineW
 
 
 Invariant = Callable[[Fleet, FleetAccount, Any, MachineWorld], str]
-INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
+INVARIANTS: dict[Invariant, Kinds] = {  # each with the facts it looks at
     i2_acknowledged_stays: (history.Acknowledged,),
     i3_resumes_from_the_newest: (history.Restored,),
     i13_one_writer: (facts.LeaseTaken, facts.LeaseLeft, facts.Opened, facts.Changed),
@@ -359,7 +366,7 @@ SHOWN_OF_COPIES = by_kind(OF_COPIES, KINDS)
 
 
 class FleetChecker:
-    """All of them over one fleet; the first violation is raised."""
+    """All invariants over one fleet. It raises the first violation."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self.account, self.copies = fleet, FleetAccount(), Copies()

@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
     from tests.simulation.model.machines.scheduler import Slot
 
-LOOK_S = 0.25  # at what an earlier launch has left here
+LOOK_S = 0.25  # how often it checks what an earlier launch left here
 STORAGE_LOOK_S = 0.5
 EXIT_LOCKED = 73
 LINE = ("train.py", "--rate=0.1")
-AGAIN = Exit(200, None)  # no process ends so: this one begins again, with another task
+AGAIN = Exit(200, None)  # no real exit code: this launch restarts, with another task
 
-Opening = Generator[float, None, None]  # of seconds until it looks again
+Opening = Generator[float, None, None]  # yields the seconds until it looks again
 
 
 class Move(msgspec.Struct, frozen=True):
-    """procsv.base.placement.Move."""
+    """A procsv.base.placement.Move."""
 
     task: TaskId
     spares: tuple[TaskId, ...]
 
 
 class Refusal(Exception):
-    """It ends with that code, before anything is started."""
+    """It ends with that code before anything starts."""
 
     def __init__(self, why: str, exit_code: int) -> None:
         super().__init__(why)
@@ -56,7 +56,7 @@ class Launch(Process):
     def __init__(self, world: MachineWorld, slot: Slot) -> None:
         self.slot, self.fleet, self.here = slot, world.fleet, world
         self.moves_to: Move | None = None
-        self.asked: list[StopAsked] = []  # signals that came before there was a machine to hear them
+        self.asked: list[StopAsked] = []  # signals from before there was a machine to receive them
         self._opening: Opening | None = self._open()
         super().__init__(world, WATCHDOG, 1)
         world.launch_here = self
@@ -66,7 +66,7 @@ class Launch(Process):
         raise NotImplementedError
 
     def _serve(self) -> None:
-        """One turn of its loop."""
+        """Run one turn of its loop."""
         raise NotImplementedError
 
     # -- what the machine sees -------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Launch(Process):
         self.machine.child_died(process, exit)
 
     def stop(self, source: str, now: bool = False, is_notice: bool = False) -> None:
-        """A signal."""
+        """Send it a signal."""
         asked = StopAsked(source, now, is_notice)
         if getattr(self, "machine", None) is None:
             self.asked.append(asked)
@@ -118,7 +118,7 @@ class Launch(Process):
         self.die(AGAIN if again else Exit(exit_code, None), "itself")
 
     def take_directories(self) -> Opening:
-        """Waits for what an earlier launch has left alive on this machine; takes its place."""
+        """Wait for what an earlier launch left alive on this machine, and take its place."""
         world, give_up_s = self.here, self.here.clock.now_s + self.fleet.settings.grace_s + LEFTOVER_MARGIN_S
         while True:
             if world.holder(WATCHDOG) is not None:

@@ -20,19 +20,19 @@ from tests.simulation.model.clock import SimClock
 from tests.simulation.model.network import LATENCY_S, EndInMemory
 
 DEAD_AFTER_S = DEAD_AFTER_MS / 1000
-CONNECT_S_MAX = 0.6  # as ZeroMQ backs off
-SCHEDULER, STORAGE = "scheduler", "storage"  # beside the machines
+CONNECT_S_MAX = 0.6  # ZeroMQ's back-off
+SCHEDULER, STORAGE = "scheduler", "storage"  # network ends other than machines
 
 
 class Links:
-    """Which machine's packets come through to which, and how late."""
+    """Which machine's packets reach which other one, and how late."""
 
     def __init__(self, clock: SimClock, rng: Random) -> None:
         self.clock, self.rng = clock, rng
-        self.delay_s: dict[str, float] = {}  # of a slow machine: at most
+        self.delay_s: dict[str, float] = {}  # the most, for a slow machine
         self.servers: dict[int, LinkServer] = {}  # by port
         self.clients: list[LinkClient] = []
-        self._cut: dict[tuple[str, str], int] = {}  # by how many faults at a time
+        self._cut: dict[tuple[str, str], int] = {}  # how many faults cut it at present
         self._numbers = itertools.count(1)
 
     def goes(self, source: str, target: str) -> bool:
@@ -42,7 +42,7 @@ class Links:
         return self.goes(one, other) and self.goes(other, one)
 
     def cut(self, source: str, target: str, seconds: float) -> None:
-        """No packet comes through that way for so long."""
+        """Let no packet through that way for that long."""
         way = (source, target)
         self._cut[way] = self._cut.get(way, 0) + 1
         self.clock.after(seconds, lambda: self._mend(way))
@@ -58,7 +58,7 @@ class Links:
             self.break_connections(lambda one, other: (one, other) in (way, way[::-1]))
 
     def break_connections(self, meant: Callable[[str, str], bool]) -> None:
-        """`meant`: those between which machines, client's and server's."""
+        """Break connections. `meant` chooses by the client's and the server's machine."""
         for client in self.clients:
             if client.server is not None and meant(client.machine, client.server.machine):
                 client.lose_connection()
@@ -72,7 +72,7 @@ class Links:
 
 
 class Lane:
-    """One way of one connection."""
+    """One direction of one connection."""
 
     def __init__(self, links: Links, source: str, target: str, deliver: Callable[[list[bytes]], None]) -> None:
         self._links, self._way, self._deliver = links, (source, target), deliver
@@ -87,7 +87,7 @@ class Lane:
         links.clock.at(self._last_s, self.flush)
 
     def flush(self) -> None:
-        """What has had its time comes out, if packets come through."""
+        """Deliver what is due, if packets get through."""
         now_s = self._links.clock.now_s
         if self.is_open and self._held and self._links.goes(*self._way):
             self._deliver(self._held.popleft())
@@ -96,7 +96,7 @@ class Lane:
 
 
 class LinkServer(EndInMemory, ServerEndpoint):
-    """TcpServer, in this network.  Frames to a client begin with its name, and so do those from it."""
+    """A TcpServer in this network. Frames to and from a client begin with its name."""
 
     def __init__(
         self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
@@ -117,7 +117,7 @@ class LinkServer(EndInMemory, ServerEndpoint):
         return Put.TAKEN
 
     def close(self) -> None:
-        """What was sent still arrives: sockets linger."""
+        """Close. What was sent still arrives, because sockets linger."""
         self.is_open = False
         self._links.servers.pop(self.port, None)
         for client in self._links.clients:
@@ -126,7 +126,7 @@ class LinkServer(EndInMemory, ServerEndpoint):
 
 
 class LinkClient(EndInMemory, ClientEndpoint):
-    """TcpClient, in this network: connects to a port, again and again."""
+    """A TcpClient in this network, which keeps connecting to a port."""
 
     def __init__(
         self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
@@ -143,7 +143,7 @@ class LinkClient(EndInMemory, ClientEndpoint):
 
     # -- the connection --------------------------------------------------------------------------------------
     def way_is_back(self) -> None:
-        """It tries to connect, if it is not connected; what was held up comes."""
+        """Connect if there is no connection. Delayed messages arrive."""
         if self.server is not None and self._lane is not None:
             self._lane.flush()
             if (lane := self.server.lanes.get(self.who)) is not None:
@@ -166,13 +166,13 @@ class LinkClient(EndInMemory, ClientEndpoint):
         self._wake()
 
     def lose_connection(self) -> None:
-        """With all that is under way."""
+        """Lose the connection with everything in transit."""
         for lane in self._lanes():
             lane.is_open = False
         self.part()
 
     def part(self) -> None:
-        """One of the ends is closed; what was sent before still arrives."""
+        """Close one of the ends. What was sent before still arrives."""
         if self.server is None:
             return
         self.server.lanes.pop(self.who, None)

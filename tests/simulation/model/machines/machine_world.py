@@ -38,14 +38,14 @@ class MachineWorld(World):
         self.disk = fleet.logdir.disk
         self.events = EventDisk(
             SimDisk(Random(self.seed + 2))
-        )  # each machine's summaries lie apart: nobody judges them here
+        )  # each machine has its own summaries, which nobody checks here
         self.memory, self.mirror = SimMemory(Path("/shm")), SimMemory(Path("/shm-mirror"))
-        self.has_room = True  # for a copy
+        self.has_room = True  # room for a copy
         self.broken = fleet.broken
         self.launch_here: Launch | None = None
-        self.is_off = False  # the machine is gone, for good
+        self.is_off = False  # the machine is gone for good
         self.sees_scheduler = True
-        self.at_commit: tuple[int, Callable[[], None]] | None = None  # what befalls it at that step of its next commit
+        self.at_commit: tuple[int, Callable[[], None]] | None = None  # a fault at that step of its next commit
 
     @property
     def sees_logdir(self) -> bool:
@@ -87,7 +87,7 @@ class MachineWorld(World):
             strike()
 
     def freeze(self, seconds: float, *, with_clock: bool = False) -> None:
-        """All of it stands still; `with_clock`: as under a hypervisor that stops it, its clock, too."""
+        """Freeze all of it. `with_clock` also stops its clock, as a hypervisor does."""
         self.fleet.note(facts.Disturbed(seconds), self)
         if with_clock:
             self.clock.stand_still(seconds)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ class MachineWorld(World):
         self.clear_run_dir()
 
     def join_run(self, run: str) -> None:
-        """From now on its tasks are that run's."""
+        """From now on its tasks belong to that run."""
         group = self.fleet.group(run)
         self.servers = SeenServers(group.servers, self.name, self.fleet.answers_at)
         self.rings = group.rings

@@ -50,13 +50,13 @@ class _Running:
 
 
 class OwnLock:
-    """On the member's own directory, which always lies where it lay."""
+    """The lock on the member's own directory, which never moves."""
 
     def relock(self) -> None: ...
 
 
 class MemberMachine(Machine):
-    """The member's table of processes, and all else that its loop touches."""
+    """The member's table of processes and everything else that its loop touches."""
 
     heirs = OwnLock()
 
@@ -70,14 +70,14 @@ class MemberMachine(Machine):
 
 
 class NoWaiter:
-    """Nothing waits here: processes are woken."""
+    """Waits for nothing: the simulation wakes its processes."""
 
     def register(self, thing: object) -> None: ...
     def remove(self, thing: object) -> None: ...
 
 
 class SimJoining:
-    """How a member that has lost its coordinator asks the next one; what it asks and makes of the answer is the real code."""
+    """A member without its coordinator asks the next one. Question and use of the answer are real code."""
 
     def __init__(self, launch: MemberLaunch) -> None:
         self._launch = launch
@@ -119,9 +119,9 @@ class NotedLoop(MemberLoop):
 
 class MemberLaunch(Launch):
     def __init__(self, world: MachineWorld, slot: Slot) -> None:
-        self.term: Term | None = None  # of the coordinator that has taken us
+        self.term: Term | None = None  # the term of our coordinator
         self.client: LinkClient | None = None
-        self.clients: list[tuple[Term, LinkClient]] = []  # of coordinators that it has asked once it had lost one
+        self.clients: list[tuple[Term, LinkClient]] = []  # coordinators it has asked since it lost one
         self.core: MemberCore | None = None
         names = told_addresses(world.fleet) if not slot.has_moved else None
         held = SimPorts(world.fleet, taken_chance=0.0).hold_own(slot.task, world.name, names)
@@ -132,7 +132,7 @@ class MemberLaunch(Launch):
         self._files = SimMemoryCopyFiles(world)
         self._copy_keeper: SimMemoryCopyKeeper | None = None
         self._offer: Callable[[], told.MirrorOffer | None] = lambda: None
-        self._offered: SimOfferedMemoryCopy | None = None  # until a coordinator has taken us
+        self._offered: SimOfferedMemoryCopy | None = None  # until a coordinator accepts us
         super().__init__(world, slot)
 
     # -- joining ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class MemberLaunch(Launch):
         raise Refusal("no coordinator was found", exit_codes.RESUMABLE)
 
     def _ask(self, term: Term) -> Opening:
-        """The coordinator's answer is waited for; no core then: there was none, or a later term has come."""
+        """Wait for the coordinator's answer. No core means there was none, or a later term has come."""
         world, settings, slot = self.here, self.fleet.settings, self.slot
         me = Address(term.run, member_id(slot.rank), 1)
         client = self.client = LinkClient(self.fleet.links, world.name, term.port, me, world.clock, self.wake)
@@ -245,7 +245,7 @@ class MemberLaunch(Launch):
 
     @property
     def begins_anew(self) -> bool:
-        """Whether the next coordinator has told it that the run before does not go on."""
+        """Return whether the next coordinator said that the previous run does not continue."""
         loop: NotedLoop | None = getattr(self, "_loop", None)
         return loop is not None and loop.begins_anew
 

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.links import LinkServer
     from tests.simulation.model.machines.machine_world import MachineWorld
 
-NO_CONTEXT: Any = None  # of ZeroMQ
+NO_CONTEXT: Any = None  # stands for ZeroMQ's context
 
 
 def ready(slots: list[SlotInfo]) -> list[SlotInfo]:
-    """As scan_slots finds them: the newest sequence first."""
+    """Return slots as scan_slots does: the newest sequence first."""
     return [slot for slot in slots if slot.state is SlotState.READY]
 
 
 class SimMemoryCopyFiles(MemoryCopyFiles):
-    """Of one machine; they outlive its launches."""
+    """One machine's copies, which outlive its launches."""
 
     def __init__(self, world: MachineWorld) -> None:
         self.reached_at = world.name
@@ -99,7 +99,7 @@ class SimMemoryCopyKeeper(MemoryCopyKeeper):
         self._launch.wake()
 
     def die(self) -> None:
-        """Its launch is killed: what it has stays, whole or half there."""
+        """Its launch is killed. What it has stays, whole or half."""
         self._withdraw()
         self._wake_fd.close()
 
@@ -138,6 +138,6 @@ class SimMemoryCopyRestore(MemoryCopyRestore):
         return SimFetch(self._launch, self._launch.here.memory, one.host, one.offer, ended)
 
     def tell(self) -> None:
-        """What coordinator.py puts into the journal."""
+        """Journal what coordinator.py does."""
         for entry in self.entries:
             self._launch.here.note(history.Journaled(entry.event, WATCHDOG, 1, entry.fields()))

@@ -31,7 +31,7 @@ class SimQuestions(Questions):
         self._world, self._wake = world, wake
 
     def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
-        """For a checkpoint in any case: what travels on sockets of its own is not modelled."""
+        """Ask for a checkpoint in any case: transfers on their own sockets are not modelled."""
         self.withdraw_question(task)
         world, me = self._world, Address(self._start.run, task, incarnation)
         client: Any = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
@@ -54,7 +54,7 @@ class SimRemoteTasks(RemoteTasks):
         super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted, copy_relay)
         self._questions = SimQuestions(world, start, wake)
         self._world, self.server, self.members, self._run = world, server, membership, start.run
-        self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it
+        self.told: list[TaskId] | None = None  # members that have not acknowledged the end
 
     def _order(self, task: TaskId, order: Order) -> bool:
         given = facts.Given(self._run, self.members.by_task[task].host, order)
@@ -69,16 +69,16 @@ class SimRemoteTasks(RemoteTasks):
 
     def _note_clock(self, member: Member, beat: MemberBeat) -> None:
         world, theirs = self._world, self._world.fleet.find_world(member.host)
-        true_s = world.clock.now_s - theirs.clock.now_s  # ours, ahead of theirs
+        true_s = world.clock.now_s - theirs.clock.now_s  # our clock's lead over theirs
         assert member.clock.ahead_s is not None
         error_s, delay_s = member.clock.ahead_s - true_s, theirs.clock.now_s - beat.sent_s
         world.fleet.note(facts.ClockSeen(member.host, error_s, delay_s), world)
 
     def _end(self, there: list[TaskId]) -> None:
-        self.told = there  # they are waited for in turns of the launch's
+        self.told = there  # the launch's turns wait for them
 
     def have_heard(self) -> bool:
-        """wait_until_heard, in turns."""
+        """Do wait_until_heard, in turns."""
         while (received := self.server.receive()) is not None:
             self.server.acknowledge(received)
         self.server.resend_due()

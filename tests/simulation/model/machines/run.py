@@ -17,7 +17,7 @@ from tests.simulation.model.program import value_at
 from tests.simulation.model.world import Violation
 
 EVENTS_MAX = 2_000_000
-END_S_MAX = 1500.0  # from the last disturbance to the end, beside what the training itself takes
+END_S_MAX = 1500.0  # from the last disturbance to the end, in addition to the training's own time
 
 
 class FleetRun:
@@ -57,7 +57,7 @@ class FleetRun:
 
     @no_collection()
     def go(self) -> FleetRun:
-        """To the end.  Violation if an invariant does not hold."""
+        """Run to the end. Raises Violation if an invariant fails."""
         fleet = self.fleet
         limit_s = fleet.program.steps * fleet.program.step_s * 3 + END_S_MAX
         while not self.is_over:
@@ -87,7 +87,7 @@ def draw_run(seed: int, machines: int | None = None, trace: Callable[[str], None
 
 
 def simulate_machines(seed: int, machines: int | None = None, trace: Callable[[str], None] | None = None) -> FleetRun:
-    """The run of that seed.  Any error carries the seed."""
+    """Simulate the run of that seed. Any error names the seed."""
     try:
         return draw_run(seed, machines, trace).go()
     except BaseException as error:

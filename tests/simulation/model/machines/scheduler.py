@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
 
 POLL_S = 5.0
-START_S_MAX = 3.0  # between the first launch of a job and the last
+START_S_MAX = 3.0  # from a job's first launch to its last
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL
-REFUSED_S = 40.0  # longer until the next start, where another one has the logdir
-AGAIN_S = 0.3  # a launch that begins again is a program that starts
+REFUSED_S = 40.0  # added to the pause if another one has the logdir
+AGAIN_S = 0.3  # a launch that restarts is a new program
 ATTEMPTS_MAX = 40
-REVIVALS_MAX = 4  # of one launch
+REVIVALS_MAX = 4  # revivals of one launch
 
 
 @dataclass(eq=False)
 class Slot:
-    """One launch of one start of the job, through all that it is in turn."""
+    """One launch of one start of the job, through all of its processes."""
 
     attempt: Attempt
     rank: int
@@ -39,14 +39,14 @@ class Slot:
     spares: tuple[TaskId, ...]
     world: MachineWorld
     launch: Launch | None = None
-    code: int | None = None  # of its exit; None: it was killed
+    code: int | None = None  # its exit code; None: it was killed
     is_over: bool = False
-    unseen_s: float | None = None  # since when the scheduler cannot reach its machine
+    unseen_s: float | None = None  # when the scheduler lost contact with its machine
     revivals: int = 0
 
     @property
     def has_moved(self) -> bool:
-        """Whether the run has begun again, without a machine that was lost."""
+        """Return whether the run has restarted without a lost machine."""
         return len(self.attempt.slots) > len(self.attempt.tasks) + len(self.spares)
 
 
@@ -63,9 +63,11 @@ class Scheduler:
     def __init__(
         self, fleet: Fleet, node_timeout_s: float, pause_s: float, *, no_kill: bool, revives_s: float | None
     ) -> None:
-        """`no_kill`: a job whose machine is lost goes on without it.  `pause_s`: before a job is started again.
+        """`no_kill`: a job that loses a machine goes on without it. `pause_s` precedes a restart of
+        a job.
 
-        `revives_s`: in which a single launch that was killed, or lost with its machine, is started again; None: none is.
+        `revives_s` is the time within which one killed or lost launch is started again; None:
+        never.
         """
         self._fleet, self._node_timeout_s, self._pause_s, self._no_kill = fleet, node_timeout_s, pause_s, no_kill
         self.revives_s = revives_s
@@ -115,12 +117,12 @@ class Scheduler:
         if (exit.code is None or is_refused) and not slot.world.is_off and self._revive(slot, slot.world):
             return
         if slot.world.is_off and self.revives_s is not None:
-            return  # which is noticed in time
+            return  # it will notice in time
         slot.code, slot.is_over = exit.code, True
         self._look_at(slot.attempt)
 
     def _look_at(self, attempt: Attempt) -> None:
-        """Whether it is over, and what follows."""
+        """Check whether it is over, and what follows."""
         if attempt.is_over or not all(slot.is_over for slot in attempt.slots):
             return
         attempt.is_over = True
@@ -160,7 +162,7 @@ class Scheduler:
                 self._end(other)
 
     def _revive(self, slot: Slot, world: MachineWorld | None) -> bool:
-        """Has that launch started again, there, or elsewhere while the old one may live on; whether it will be."""
+        """Start that launch again, here, or elsewhere while the old one may live. Return whether it will start."""
         fleet = self._fleet
         others = [other for other in slot.attempt.slots if other is not slot and not other.is_over]
         if self.revives_s is None or slot.revivals >= REVIVALS_MAX or slot.attempt.is_over or not others:
@@ -179,7 +181,7 @@ class Scheduler:
         return True
 
     def _end(self, slot: Slot) -> None:
-        """SIGTERM, and SIGKILL later, if its machine can be reached then."""
+        """Send SIGTERM, and SIGKILL later if its machine can then be reached."""
         fleet = self._fleet
         if slot.launch is not None and fleet.links.joins(SCHEDULER, slot.world.name):
             slot.launch.stop("SIGTERM", is_notice=True)
@@ -194,7 +196,7 @@ class Scheduler:
         fleet.clock.after(KILL_WAIT_S, kill)
 
     def notify(self, slots: list[Slot]) -> None:
-        """A notice: the machines of those launches are wanted for something else."""
+        """Send a notice: the machines of those launches are wanted for something else."""
         for slot in slots:
             if slot.launch is not None and not slot.is_over:
                 slot.launch.stop("SIGTERM", is_notice=True)

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
 
 T = TypeVar("T")
-LOOK_S = 0.5  # a job that waits for a disk, or a machine that is stopped, is looked at so often
-STEP_S_MAX = 0.01  # of one of a commit's, after the last look at the lease
+LOOK_S = 0.5  # how often a job that waits for a disk or a stopped machine is checked
+STEP_S_MAX = 0.01  # for a step of a commit after the last look at the lease
 Phases = Generator[float, None, Durable]
 
 
 class PhasedWorker(SimWorker):
-    """A job may be a generator: of seconds that pass between its phases."""
+    """A job may be a generator of the seconds between its phases."""
 
     def __init__(self, process: ServiceProcess, outcomes: Outcomes, world: MachineWorld) -> None:
         super().__init__(process, outcomes)
@@ -83,7 +83,7 @@ class PhasedWorker(SimWorker):
             super()._begin()
 
     def interrupt(self) -> None:
-        """What is between two phases stays as it is."""
+        """Leave what is between two phases as it is."""
         if self._phases is None:
             super().interrupt()
         self._phases = None
@@ -101,7 +101,7 @@ class FencedStore(SimStore):
             raise OSError(f"{taken.place.host} has taken the logdir")
 
     def _take_fence(self) -> None:
-        """From here on it is we who write."""
+        """From here on we are the writer."""
         self._logdir.disk.writer = self._run
 
     def _take_up(self) -> None:
@@ -125,7 +125,7 @@ class FencedStore(SimStore):
         return super().find_checkpoint(plan, before)
 
     def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Durable:
-        phases: Any = self._persist_in_phases(state, reason, plan)  # PhasedWorker makes a Durable of them
+        phases: Any = self._persist_in_phases(state, reason, plan)  # PhasedWorker turns them into a Durable
         return phases  # type: ignore[no-any-return]
 
     def _persist_in_phases(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Phases:
@@ -143,7 +143,7 @@ class FencedStore(SimStore):
                 self._take_fence()
             for name in files_of(path):
                 self._disk.fsync(f"{staging}/{base_name(name)}")
-        except (OSError, KeyError) as error:  # KeyError: a file that is gone
+        except (OSError, KeyError) as error:  # KeyError: a missing file
             self._discard(staging)
             raise OSError(str(error)) from error
         self._check_lease()

@@ -22,11 +22,11 @@ from tests.simulation.model.disk import Node, SimDisk
 
 
 class SharedDisk(SimDisk):
-    """`on_change`: the run that changes the files of checkpoints, or the `checkpoint` file, and what it changes."""
+    """Calls `on_change` with the run that changes checkpoint files or the `checkpoint` file, and the change."""
 
     def __init__(self, rng: Random, on_change: Callable[[str, str], None]) -> None:
         super().__init__(rng)
-        self.writer = ""  # the run whose process is at it
+        self.writer = ""  # the run whose process is using it
         self._on_change = on_change
 
     def _change(self, *names: tuple[str, Node | None]) -> None:
@@ -41,14 +41,14 @@ class SharedLogdir:
         self.clock, self.disk = clock, SharedDisk(rng, on_change)
         self.lease: Lease | None = None
         self.lease_s = 0.0  # when it was written, by the storage's clock
-        self.fences: set[str] = set()  # of the runs that can replace it
-        self.last_writer = ""  # who has written run.json last
-        self.ended = "", 0  # the run that has written its end there, and its exit code
+        self.fences: set[str] = set()  # the runs that can replace it
+        self.last_writer = ""  # the last writer of run.json
+        self.ended = "", 0  # the run that has written its end, and its exit code
         self.terms: dict[int, Term] = {}
         self.last_incarnation = 0
 
     def write_term(self, term: Term) -> Term:
-        """terms.write_term: link(2) gives a number to one alone."""
+        """Do terms.write_term: link(2) gives each number to one process only."""
         numbered = msgspec.structs.replace(term, number=max(self.terms, default=0) + 1)
         self.terms[numbered.number] = numbered
         return numbered
@@ -65,13 +65,13 @@ class SharedLogdir:
 
     @property
     def latest(self) -> tuple[str, ...]:
-        """What the `checkpoint` file lists."""
+        """Return what the `checkpoint` file lists."""
         node = self.disk.files.get(STATE_FILE)
         return node.content if node is not None else ()
 
 
 class SimLeaseFile(LeaseFile):
-    """lease.json there."""
+    """The lease.json in the logdir."""
 
     def __init__(self, logdir: SharedLogdir, *, has_run_json: bool = True) -> None:
         self._logdir, self._has_run_json = logdir, has_run_json
@@ -122,7 +122,9 @@ class SimLeaseKeeper(LeaseKeeper):
         self._is_behind_its_look = False
 
     def stand_still_behind_look(self) -> None:
-        """Its machine does, as soon as it has found the lease to be its own: what it was about to do comes first when it goes on."""
+        """Freeze its machine right after it has found its lease in order; its pending action comes
+        first when it wakes.
+        """
         if lost_to(self._file, self.lease.run) is None:
             self._is_behind_its_look, self._due_s = True, 0.0
 

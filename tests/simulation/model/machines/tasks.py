@@ -9,11 +9,11 @@ from tests.simulation.model.group.in_step import Ring, Rings
 from tests.simulation.model.group.served import Servers
 from tests.simulation.model.processes import Process
 
-Joins = Callable[[Process, str], bool]  # whether that process can be reached from that machine, and answers there
+Joins = Callable[[Process, str], bool]  # whether that machine reaches the process and gets an answer
 
 
 class SeenServers(Servers):
-    """The servers of a run, from one machine: those that cannot be reached do not answer, as if they were stopped."""
+    """A run's servers as seen from one machine: unreachable ones do not answer, as if stopped."""
 
     def __init__(self, of_run: Servers, machine: str, joins: Joins) -> None:
         self._names, self._shards = of_run._names, of_run._shards

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.run import FleetRun
     from tests.simulation.model.machines.scheduler import Slot
 
-SHORT_S, LONG_S = (0.5, 8.0), (8.0, 150.0)  # of what ends before anybody is counted as lost, or only then
+SHORT_S, LONG_S = (0.5, 8.0), (8.0, 150.0)  # durations that end before a peer timeout, or only after it
 
 
 def running_slots(run: FleetRun) -> list[Slot]:
-    """Of the newest start of the job: those that run."""
+    """Return the running launches of the job's newest start."""
     return [slot for slot in run.fleet.scheduler.attempt.slots if slot.launch is not None and not slot.launch.is_dead]
 
 
 def draw_slot(run: FleetRun, rng: Random) -> Slot | None:
-    """The coordinator's as often as any other."""
+    """Draw one, the coordinator's as likely as any other."""
     slots = running_slots(run)
     if not slots:
         return None
