@@ -1,8 +1,8 @@
 """Wait until a dead trainer has left the GPU.
 
 A new trainer that comes too early finds the GPU's memory in use. Used while a dead trainer's tree
-is being removed. It uses NVIDIA's own library if the user has installed it (`pynvml`, from
-nvidia-ml-py); without it, or without a GPU, it waits for nothing.
+is being removed. Needs NVIDIA's own library (`pynvml`, from nvidia-ml-py), which the user may have
+installed. Without the library or without a GPU there is no wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-LEAVE_S_MAX = 10.0  # the driver needs a moment to release a killed process; waiting longer does not help
+LEAVE_S_MAX = 10.0  # the driver needs a moment to release a killed process, and waiting longer does not help
 
 
 class Gpus:
@@ -23,13 +23,13 @@ class Gpus:
         self._pid, self._until_s = 0, 0.0
 
     def expect_to_leave(self, pid: int, now_s: float) -> None:
-        """`pid` is dead; the driver will free its memory soon."""
+        """Begin to wait for the driver to free the memory of `pid`, which is dead."""
         if not self._is_known:
             self._find()
         self._pid, self._until_s = pid, now_s + LEAVE_S_MAX
 
     def are_left(self, now_s: float) -> bool:
-        """Whether it has left every GPU, or has had its time."""
+        """Whether that process has left every GPU, or has had its time."""
         return now_s >= self._until_s or not self._are_used_by(self._pid)
 
     def _find(self) -> None:

@@ -1,7 +1,7 @@
 """Start, signal and end the processes of this machine, and watch until all are gone.
 
 Used by event_loop.py. standby.py decides how a task is started: cold, or from a standby. Every
-ordered start is answered, whether or not it led to a process.
+order to start is answered, whether or not it led to a process.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class LocalHost(TaskHost):
         say: Callable[[str, bool], None],
         send: Callable[[TaskId, Message], None],
     ) -> None:
-        """`tasks`: this machine's tasks. The first is the one beside which there must be room for a
-        standby.
-        """
+        """`tasks`: this machine's tasks. A standby must fit in memory beside the first one."""
         self._clock, self._processes, self._link = machine.clock, machine.processes, machine.standby
         self._heartbeats, self._post_mortem, self._memory = machine.heartbeats, machine.post_mortem, machine.memory
         self._tasks, self._first, self._memory_limit = frozenset(tasks), tasks[0], settings.memory_limit
@@ -80,15 +78,15 @@ class LocalHost(TaskHost):
         self._running: dict[TaskId, Attempt] = {}  # only tasks, not services
         self._held: list[HeldStart] = []  # starts that wait for the standby
         self._clearing: dict[TaskId, int] = {}  # the attempts whose trees are being removed
-        self._becomes_to_end = False  # the attempt that a standby is to become was asked to end
+        self._becomes_to_end = False  # the attempt that a standby must become was asked to end
         self._starts_are_over = False
         self._news: list[Event] = []
         self._told = self._preparing()
 
     # -- orders --------------------------------------------------------------------------------------------
     def prepare_first(self) -> None:
-        """Prepare the first start: an earlier launch recorded the program's imports, so one process
-        can do them for all.
+        """Prepare the first start: an earlier launch recorded the program's imports, so a standby can
+        import them once for all tasks.
         """
         self.standby.comes_first()
 
@@ -100,7 +98,7 @@ class LocalHost(TaskHost):
         self._start_held()
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
-        """Signal an attempt. If it is asked to end before it has begun, it does not begin."""
+        """Signal an attempt. SIGTERM to an attempt that has not begun cancels its start."""
         if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had begun"):
             return
         self._becomes_to_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
@@ -113,7 +111,7 @@ class LocalHost(TaskHost):
         self._processes.kill_tree(task, incarnation)
 
     def _withdraw(self, task: TaskId, incarnation: int, why: str) -> bool:
-        """Cancel a start that has been waiting; return whether there was one."""
+        """Cancel a start that has been waiting. Return whether there was one."""
         found = [held for held in self._held if (held.task, held.incarnation) == (task, incarnation)]
         for held in found:
             self._held.remove(held)
@@ -195,8 +193,8 @@ class LocalHost(TaskHost):
             yield from self.answers()
 
     def _ended(self, dead: Dead) -> None:
-        """Handle a death. A standby that had not answered yet was not a task, unless the task had
-        been asked to end.
+        """Handle a death. A standby that dies before it answers was not yet a task. But if that task
+        had been asked to end, count the death as the task's end.
         """
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))
@@ -237,11 +235,11 @@ class LocalHost(TaskHost):
 
     # -- time ----------------------------------------------------------------------------------------------
     def next_due_s(self) -> float | None:
-        """Return when `tick` will have something to do, whatever else happens."""
+        """Return when `tick` must be called at the latest."""
         return first_due_s((self.standby.next_due_s(), *(self._held_until_s(held) for held in self._held)))
 
     def tick(self, *, is_awaited: bool) -> list[Event]:
-        """Time has passed. `is_awaited`: a due start waits for the standby."""
+        """Do what is due. `is_awaited`: a due start waits for the standby."""
         now_s, room = self._clock.monotonic(), None
         if is_awaited or self._held:
             self.standby.expedite_import(now_s)

@@ -1,7 +1,7 @@
 """Define the interface of a host, and of everything that it touches on its machine.
 
-event_loop.py gives the orders; main.py supplies the real parts, and tests supply parts in memory. A
-port acts and reports; none decides.
+event_loop.py gives the orders. main.py supplies the real parts, and tests supply parts in memory. A
+port acts and reports, and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class TaskHost(Protocol):
-    """The processes of one machine; the event loop gives orders about tasks only to this.
+    """The processes of one machine. The event loop gives orders about tasks only to a TaskHost.
 
     Orders to an attempt that is gone do nothing.
     """
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
-        """Answered by Started or NotStarted. `due_s`: since when it is due."""
+        """Start an attempt. Answered by Started or NotStarted. `due_s`: since when the start is due."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
-        """Answered by TreeGone. `has_ended`: it ended normally by itself, so leftover processes are
-        named for people.
+        """Remove what a dead attempt has left running. Answered by TreeGone. `has_ended`: the attempt
+        ended normally by itself, so its leftover processes are named for people.
         """
 
     def send(self, task: TaskId, body: Message) -> None:
         """Send a message reliably to the newest attempt."""
 
     def answers(self) -> list[Event]:
-        """Return the immediate results of the orders; call it after each order."""
+        """Return the immediate results of the orders. To be called after each order."""
 
     def poll(self) -> Iterable[Event]:
-        """Yield what has happened since the last call; handle each event before taking the next."""
+        """Yield what has happened since the last call. Each event must be handled before the next is
+        taken.
+        """
 
     def beats(self) -> dict[TaskId, Heartbeat]:
         """Return the heartbeats of the running processes."""
@@ -67,8 +69,8 @@ class ProcessTable(Protocol):
     """The processes of the run. `signal` and `kill_tree` do nothing to a process that is gone."""
 
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Start a process; return its pid. OSError if the system refuses, or an old trainer's tree
-        still holds the logdir.
+        """Start a process, and return its pid. OSError if the system refuses, or if an old trainer's
+        tree still holds the logdir.
         """
 
     def ended(self) -> list[Dead]:
@@ -80,7 +82,7 @@ class ProcessTable(Protocol):
         """Kill what a dead task has left. True once nothing of it holds the logdir or the GPU."""
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """Do the same at the end of the run, and wait for what saves within it."""
+        """Do the same at the end of the run, and wait for processes in the tree that save."""
 
     def name_strays(self, task: TaskId) -> list[str]:
         """Name what a dead task has left running, without Python's own helpers, which are about to
@@ -102,12 +104,12 @@ class StandbyPort(Protocol):
 
     def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Make standby `number`, or a fork of it, that task. OSError if it is gone, in which case
-        nothing has changed.
+        """Make standby `number`, or a fork of it, the task. OSError if the standby is gone, or if an
+        old trainer's tree still holds the logdir. Nothing has changed then.
         """
 
     def import_more(self, number: int) -> None:
-        """Tell standby `number` to import more; nothing if it is gone, which its end will show."""
+        """Tell standby `number` to import more. Do nothing if it is gone, which its end will show."""
 
 
 class Heartbeats(Protocol):
@@ -118,7 +120,7 @@ class Heartbeats(Protocol):
 
     def read_heartbeats(self) -> dict[TaskId, Heartbeat]: ...
     def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
-        """Return the last heartbeat of a dead process."""
+        """Return the last heartbeat of a dead process, and stop reading it."""
 
     def close(self) -> None: ...
 
@@ -139,4 +141,6 @@ class PostMortemPort(Protocol):
 
 class MemoryPort(Protocol):
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
-        """Return the bytes that are free for a standby, beside the trainer."""
+        """Return the bytes that are free for a standby beside the trainer. Negative if the trainer may
+        still use more than is free.
+        """

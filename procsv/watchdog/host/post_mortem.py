@@ -1,7 +1,6 @@
-"""Collect the evidence about a dead process.
+"""Collect the evidence about a dead process: last words, stacks, snapshots, logs and OOM kills.
 
-The evidence is last words, stacks, snapshots, logs, and kernel kills for lack of memory. Evidence
-that is missing or cut short counts as none.
+Evidence that is missing or cut short counts as none.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from procsv.watchdog.host.ports import Dead
 
 STACKS_BYTES_MAX = 2**20  # of faulthandler's output; enough for hundreds of threads
 LOG_BYTES_MAX = 2**16  # from the end of a service's log, where its stacks may be
-SERVICE_LINES_SHOWN = 10  # of a service's log, when the service is given up
+SERVICE_LINES_SHOWN = 10  # of a service's log, when procsv gives the service up
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # cgroup v2 and v1; the line `oom_kill N` is the same in both.
@@ -83,11 +82,11 @@ class PostMortem:
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
     def snapshot_step(self, task: TaskId, incarnation: int = 0) -> int:
-        """Return the step of the newest whole snapshot of `task` in memory; NO_STEP if there is
+        """Return the step of the newest whole snapshot of `task` in memory. NO_STEP if there is
         none.
 
-        `incarnation`: only that attempt's snapshots, unless it is 0. A snapshot written by the
-        program's Saver (training/snapshots/backends.py) is whole once its index exists, which is
+        `incarnation`: only the snapshots of that attempt; 0: of any. A snapshot that the program's
+        Saver wrote (training/snapshots/backends.py) is whole once its index exists, which is
         written last.
         """
         try:
@@ -101,8 +100,8 @@ class PostMortem:
         return max(steps, default=NO_STEP)
 
     def snapshot_bytes(self, task: TaskId) -> int:
-        """Return what a checkpoint of the newest snapshot in memory needs on disk; 0 if there is
-        none.
+        """Return the bytes that a checkpoint of the newest snapshot in memory needs on disk. 0 if
+        there is none.
         """
         with contextlib.suppress(OSError):
             sizes = [slot.path.stat().st_size for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
@@ -124,10 +123,10 @@ def _read(path: Path, bytes_max: int) -> str:
         return ""
 
 
-# -- kernel kills for lack of memory, which an exit by SIGKILL alone does not prove ------------------------------------
+# -- the kernel's kills for lack of memory, which SIGKILL alone does not prove -----------------------------------------
 class KillCounters(msgspec.Struct):
-    """The kill counters of our cgroups, read before and after: each counted kill is evidence for
-    one death.
+    """The kernel's kill counters of our cgroups. A counter that has grown since the last death by
+    SIGKILL is evidence for this one.
     """
 
     counters: list[Path]
@@ -144,7 +143,7 @@ class KillCounters(msgspec.Struct):
         return made
 
     def news(self) -> str:
-        """Say what has been counted since the last call; "" if nothing was."""
+        """Say which kills were counted since the last call; "" if none were."""
         told = ""
         for counter in self.counters:
             now, before = read_kills(counter), self._before.get(counter)
@@ -158,7 +157,7 @@ class KillCounters(msgspec.Struct):
 
 def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
     """Return the files that count kills in our cgroup and its parents, ours first. `membership`:
-    /proc/self/cgroup.
+    the text of /proc/self/cgroup.
     """
     found = []
     for line in membership.splitlines():
@@ -174,7 +173,7 @@ def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
 
 
 def read_kills(counter: Path) -> int | None:
-    """Return how many processes the kernel has killed there for lack of memory; None if unknown."""
+    """Return how many processes the kernel has killed there for lack of memory. None if unknown."""
     try:
         text = counter.read_text()
     except OSError:

@@ -1,8 +1,8 @@
 """Run the processes of a run: start them, signal them, end whole trees, and measure their usage.
 
-Used by event_loop.py, only on the main thread (the end of another thread would send its children
-their parent-death signal). It never touches a process that existed before the run, and never
-signals a bare pid.
+Used by local_host.py and event_loop.py, only on the main thread: the children of another thread
+would get their parent-death signal when that thread ends. Never touches a process that existed
+before the run, and never signals a bare pid.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from procsv.watchdog.host.ports import Dead
 declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
-OBSERVER_S_MAX = 10.0  # after the program's death, how long an observer in a child of it may take to save
+OBSERVER_S_MAX = 10.0  # how long an observer of a program's child may take to save after the program's death
 FINISHING_MAX = 1000  # how many finishing processes are remembered; the oldest go first
-HELPERS = "resource_tracker", "forkserver", OBSERVER  # helpers of multiprocessing and similar libraries, and ours
+HELPERS = "resource_tracker", "forkserver", OBSERVER  # of multiprocessing and similar libraries, and ours
 SHOWN_CHARS = 80  # of a command line
 
 Argv = Callable[[Start], list[str]]
@@ -69,7 +69,7 @@ class Processes(msgspec.Struct):
     argv: Argv
     environment: Mapping[str, str]
     waiter: Waiter
-    heirs: DirectoryLock  # on the logdir; every process that writes there holds it, too
+    heirs: DirectoryLock  # on the logdir; every process that writes there also holds it
     observed: ObservedProgram | None = None  # the trainer, if procsv did not start it
     warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # returns the pids of our children that do not belong to the run
@@ -84,19 +84,19 @@ class Processes(msgspec.Struct):
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
     def __post_init__(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would read every exit as 0
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if we inherited it as ignored, every exit would read as 0
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
         self._usage.cpu_percent()  # the first reading is the base of the next
-        # Processes that the shell started before it became us are not ours to end.
+        # Do not end processes that the shell started before it became us by exec.
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Start the process; return its pid. OSError if the system refuses, or an old trainer's
-        tree still holds its lock.
+        """Start the process, and return its pid. OSError if the system refuses, or if an old
+        trainer's tree still holds its lock.
         """
         if task == TRAINER and self.observed is not None:
             self.observed.opened(incarnation, self.heirs.fd)
@@ -129,7 +129,7 @@ class Processes(msgspec.Struct):
             raise
         finally:
             if lock is not None:
-                lock.release_lock()  # from now on only the trainer's tree holds it
+                lock.release_lock()  # from now on only the task's tree holds it
             if end is not None:
                 end.close()
         failpoint("watchdog.after_exec")  # if we are killed here, the unknown child finds its lifeline broken
@@ -141,7 +141,7 @@ class Processes(msgspec.Struct):
             environment = add_mark(environment, start.paths.id)
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
-            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # the one that it will be
+            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # of the next attempt
         if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(start.incarnation)
             if start.cluster:
@@ -153,7 +153,7 @@ class Processes(msgspec.Struct):
 
     def take_writer_lock(self, task: TaskId, incarnation: int) -> FileLock:
         """Take the task's writer lock. WriterLockHeld while part of the older tree has it, even if
-        its file was removed.
+        the lock's file was removed.
         """
         lock = FileLock(self.start.paths.writer_lock(task))
         if not self._is_let_go(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
@@ -174,7 +174,7 @@ class Processes(msgspec.Struct):
     def list_child(
         self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[StandbyWord] | None = None
     ) -> int:
-        """Watch a process as that task from now on; return its pid."""
+        """Watch a process as the given task from now on, and return its pid."""
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
@@ -205,7 +205,7 @@ class Processes(msgspec.Struct):
         if running is None:
             return
         if running.line is not None and task != STANDBY:
-            # A standby on its way to become a task may have forked it already. A fork that is not reported yet becomes a
+            # A standby that is becoming a task may have forked it already. A fork that is not reported yet becomes a
             # stray once the standby is dead.
             running.child.signal(signal.SIGKILL)
         else:
@@ -247,8 +247,8 @@ class Processes(msgspec.Struct):
         return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
 
     def _awaits_fork(self) -> bool:
-        """Whether a standby is becoming a task: an unknown child may be the fork that it is about
-        to report.
+        """Whether a standby is becoming a task. If so, an unknown child may be the fork that the
+        standby is about to report.
         """
         return any(running.line is not None and running.task != STANDBY for running in self.running.values())
 
@@ -262,8 +262,8 @@ class Processes(msgspec.Struct):
         return names
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """Do the same at the end of the run, after which nothing may remain: wait for processes
-        that save.
+        """Kill what a dead task has left at the end of the run, after which nothing may remain. Wait
+        for processes that save.
         """
         self.clear_tree(task)
         observers = [stray for stray in self._strays(task) if _is_observer(stray)]
@@ -271,8 +271,8 @@ class Processes(msgspec.Struct):
         self.clear_tree(task)
 
     def _is_finishing(self, stray: psutil.Process) -> bool:
-        """Whether a resource tracker or an observer is finishing after the dead program, and still
-        has time.
+        """Whether this is a resource tracker or an observer that is finishing after the program's
+        death, and still has time.
         """
         limit_s = TRACKER_S_MAX if is_tracker(stray.pid) else OBSERVER_S_MAX if _is_observer(stray) else 0.0
         if not limit_s:
@@ -281,7 +281,7 @@ class Processes(msgspec.Struct):
         return now_s < first_seen(self._finishing, _identity(stray), now_s) + limit_s
 
     def _is_let_go(self, task: TaskId) -> bool:
-        """Whether the writer's lock is free; False while that is unknown (no descriptors left)."""
+        """Whether the writer's lock is free. False while that is unknown (no descriptors left)."""
         try:
             if (fd := self._trees.get(task, -1)) >= 0:
                 return is_lock_free(fd)
@@ -290,7 +290,7 @@ class Processes(msgspec.Struct):
             return False
 
     def _strays(self, task: TaskId) -> list[psutil.Process]:
-        """Return the orphans of the task's tree, which become our children, and children that
+        """Return the orphans of the task's tree, which have become our children, and children that
         cannot be identified yet.
         """
         others = {
@@ -314,8 +314,8 @@ class Processes(msgspec.Struct):
         return found
 
     def reap_strays(self) -> None:
-        """Reap dead children that we did not start; the ones that we started are left to their
-        owner.
+        """Reap dead children that we did not start. The others are left to the code that started
+        them.
         """
         if self._awaits_fork():
             return
@@ -383,7 +383,7 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
 
 
 def _cannot_be_told(pid: int) -> bool:
-    """Whether it is a zombie, or in exec: then it shows neither environment nor command."""
+    """Whether a process is a zombie, or in exec, so that it shows neither environment nor command."""
     return not any(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
 
 

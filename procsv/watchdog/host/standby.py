@@ -1,11 +1,11 @@
 """Decide when to make a standby, when it becomes the trainer, and what its death means.
 
-Usually a fork of it becomes the trainer. Used by local_host.py, which carries out its actions.
-Pure: a table from (state, event) to (state, actions), plus the rules for waiting. A missing row is
-a bug and raises.
+Usually a fork of the standby becomes the trainer, and the standby stays. Used by local_host.py,
+which carries out the actions. Pure: a table from (state, event) to (state, actions), plus the rules
+for waiting. A missing row is a bug and raises.
 
-The death of a standby costs nothing: it does not count as a failure of the trainer, and a start
-that was to come from it is made cold instead, at once.
+The death of a standby never counts as a failure of the trainer. If a start was waiting for it, the
+trainer is started cold at once. Only the next standby is delayed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, Wr
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
-ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes about half of it
+ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes about half of this
 ROOM_LOOK_S = 60.0  # until free memory is checked again
 WAIT_S_MAX = 30.0  # a due start waits this long for an importing standby, which has a head start over a cold start
 WAIT_FIRST_S_MAX = 300.0  # the same for the first trainer, whose own imports would take as long
-HURRY_S = 1.0  # until it is signalled again that a task waits for it: it may not have been able to receive it yet
-PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed and the start made cold
-LEAVE_S_MAX = 5.0  # for the clean-up of its imports, once no task runs; then it is killed
+# Between signals that tell a standby that a task waits for it. The first may come before the standby can receive any.
+HURRY_S = 1.0
+PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed, for a cold start
+LEAVE_S_MAX = 5.0  # for a standby's clean-up once no task runs; then it is killed
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
 DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
-DEATHS_SAID = 4  # deaths within that time that are reported
+DEATHS_SAID = 4  # a message is shown when this many deaths fall within that time, but not for further ones
 
 
 class StandbyState(Enum):
-    ABSENT = auto()  # one is made once the trainer trains, or first of all
+    ABSENT = auto()  # one is made once the trainer trains, or before the first trainer if its imports are known
     IMPORTING = auto()  # started; imports what the trainer has imported
     WAITING = auto()  # ready to become the trainer
     PROMOTING = auto()  # told to become the trainer; has not answered yet
@@ -55,22 +56,22 @@ class StandbyEvent(Enum):
     WANTED = auto()  # the trainer trains, and there is room
     NOT_SPAWNED = auto()
     IMPORTED = auto()
-    MORE = auto()  # the trainer has imported more since then
+    MORE = auto()  # the trainer has recorded more imports since this standby was begun or last told
     TAKEN = auto()  # a trainer must be started
-    BEGUN = auto()  # it has become the trainer
-    FORKED = auto()  # a fork of it has
-    NOT_SENT = auto()  # the order could not be sent, or its parts could not be obtained
-    LATE = auto()
+    BEGUN = auto()  # the standby has become the trainer
+    FORKED = auto()  # a fork of the standby has become the trainer
+    NOT_SENT = auto()  # see NotPromoted
+    LATE = auto()  # the answer, or the end of a leaving standby, is overdue
     DIED = auto()
-    UNWANTED = auto()  # the run ends
+    UNWANTED = auto()  # the run ends, or the attempt that a hot standby prepares was started cold
 
 
 class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
-    RELEASE = auto()  # it cleans up, and ends
+    RELEASE = auto()  # make the standby clean up and end; kill a hot one
     COUNT = auto()  # count the death, which delays the next standby
-    TELL = auto()  # tell it that there is more to import
+    TELL = auto()  # tell the standby that there is more to import
 
 
 # -- messages from it ------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class StandbySaid(msgspec.Struct, frozen=True):
 
 
 class Promoted(msgspec.Struct, frozen=True):
-    """Standby `number` has answered: it has become the task; or a fork of it has, and the standby
+    """Standby `number` has answered. It has become the task, or a fork of it has, and the standby
     waits again.
     """
 
@@ -94,7 +95,9 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """Standby `number` could not be told, or cannot become it, and is unchanged."""
+    """Standby `number` could not be given the order or cannot carry it out, or its fork could not
+    be watched. It is still a standby, and will be killed.
+    """
 
     number: int
     task: TaskId
@@ -109,7 +112,9 @@ class MakeStandby(msgspec.Struct, frozen=True):
 
 
 class Promote(msgspec.Struct, frozen=True):
-    """Make standby `number` this task. Answered by Promoted or NotPromoted, or by its death."""
+    """Make standby `number`, or a fork of it, this task. Answered by Promoted or NotPromoted, or by
+    the standby's death.
+    """
 
     number: int
     task: TaskId
@@ -118,7 +123,7 @@ class Promote(msgspec.Struct, frozen=True):
 
 class ImportMore(msgspec.Struct, frozen=True):
     """Let standby `number` import what the trainer has recorded since. Answered by StandbySaid, or
-    by its death.
+    by the standby's death.
     """
 
     number: int
@@ -144,7 +149,7 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
     (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
     (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
     (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
-    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # it is ended as the trainer
+    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # the run will end it as the trainer
     (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
     (_S.LEAVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
@@ -153,27 +158,27 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
 
 
 class Standby(msgspec.Struct):
-    """The standby of one machine, through all its processes, which are numbered. `out` collects the
-    actions.
+    """The standby of one machine. Its processes follow one another and are numbered. `out` collects
+    the actions.
     """
 
     mode: str  # off, warm or hot
     out: list[Todo]
     state: StandbyState = StandbyState.ABSENT
-    number: int = 0  # the newest process's; `incarnation` in the journal and in its log's name
+    number: int = 0  # of the newest process; `incarnation` in the journal and in the name of its log
     pid: int = 0
     _is_wanted: bool = False
     _has_started: bool = False  # a task has been started, from a standby or cold
     _due_s: float = 0.0  # the earliest time for the next standby
-    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and attempt that it must become
-    _late_s: float | None = None
+    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and attempt that the standby must become
+    _late_s: float | None = None  # when the answer, or the end of a leaving standby, is overdue
     _why_killed: str = ""
     _deaths_s: list[float] = msgspec.field(default_factory=list)
     _hurry_s: float = 0.0  # the earliest time for the next hurry signal
     _is_short: bool = False  # memory is short; reported once
-    _is_single: bool = False  # it cannot be forked; reported once
+    _is_single: bool = False  # a standby cannot be forked; reported once
     _is_known: bool = False  # the newest standby has been ready before
-    _has_more: bool = False  # there are more imports than when the newest standby was begun
+    _has_more: bool = False  # see StandbyEvent.MORE
 
     # -- for a start ---------------------------------------------------------------------------------------
     @property
@@ -182,8 +187,8 @@ class Standby(msgspec.Struct):
 
     @property
     def wait_s(self) -> float:
-        """How long a due start waits for it: until it is ready, and no longer than a cold start
-        would take.
+        """How long a due start waits for the standby to be ready: no longer than a cold start would
+        take.
         """
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
         if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
@@ -191,16 +196,18 @@ class Standby(msgspec.Struct):
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def expedite_import(self, now_s: float) -> None:
-        """A due task waits for it: if it is importing, tell it not to yield the cores to others."""
+        """A due task waits for the standby. If it is importing, tell it not to yield the cores to
+        others.
+        """
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
 
     def start_of(self, task: TaskId, incarnation: int, now_s: float) -> StartAttempt | Promote:
-        """Return what starts a task: the standby's promotion, or a cold start."""
+        """Return the order that starts a task: promote the standby, or start cold."""
         self._has_started = True
         if not self.is_ready:
-            if self.mode == "hot":  # it runs the program as that very attempt, which is now started without it
+            if self.mode == "hot":  # it already runs the program as this attempt, which now starts cold, so it must end
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
             return StartAttempt(task, incarnation)
@@ -209,12 +216,12 @@ class Standby(msgspec.Struct):
         return Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
-        """Whether that process is a standby that has not answered yet."""
+        """Whether that attempt is a standby that has been told to become it and has not answered yet."""
         return self.state is StandbyState.PROMOTING and self._becomes == (task, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------
     def loaded(self, now_s: float) -> None:
-        """The trainer has recorded its imports so far."""
+        """The trainer has recorded its imports so far, so a standby can import them."""
         self._is_wanted = self.mode != "off"
         self._has_more = self.mode == "warm"
         self._tell_more(now_s)
@@ -224,8 +231,8 @@ class Standby(msgspec.Struct):
             self.handle(StandbyEvent.MORE, now_s)
 
     def comes_first(self) -> None:
-        """An earlier launch recorded the program's imports, so a standby does them once, for all
-        trainers.
+        """An earlier launch recorded the program's imports, so a standby can import them once, for
+        all trainers.
         """
         self._is_wanted = self.mode == "warm"
 
@@ -234,7 +241,7 @@ class Standby(msgspec.Struct):
         self._is_wanted = False
 
     def unwanted(self, now_s: float, why: str) -> None:
-        """No standby is needed now, or ever again."""
+        """No standby is needed, for now or for the rest of the run."""
         self._is_wanted = False
         self._why_killed = self._why_killed or why
         self.handle(StandbyEvent.UNWANTED, now_s)
@@ -255,7 +262,9 @@ class Standby(msgspec.Struct):
         return self._due_s if self._is_wanted and self.state is StandbyState.ABSENT else None
 
     def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
-        """`room_bytes`: free memory, if it was checked."""
+        """Act on what is overdue, and make a standby that is due. `room_bytes`: the free memory, if it
+        was checked.
+        """
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
             if self.state is StandbyState.PROMOTING:
@@ -282,7 +291,7 @@ class Standby(msgspec.Struct):
     def said(self, said: StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not StandbyState.PROMOTING:
             self.handle(StandbyEvent.IMPORTED, now_s)
-            self._tell_more(now_s)  # if there is more, it is ready once it has imported that, too
+            self._tell_more(now_s)  # if there is more, the standby is ready once it has imported that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
                 ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
@@ -303,14 +312,14 @@ class Standby(msgspec.Struct):
             self.handle(StandbyEvent.BEGUN, now_s)
 
     def not_promoted(self, event: NotPromoted, now_s: float) -> None:
-        """It could not be told; its process is unchanged."""
+        """The standby has not become the task (see NotPromoted), so end it."""
         self._late_s = None
         self._why_killed = event.error
         self.handle(StandbyEvent.NOT_SENT, now_s)
         self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
 
     def died(self, ended: Ended, now_s: float) -> None:
-        """Its process is dead, as a standby or on its way to become the trainer."""
+        """The standby's process is dead. It may have been on its way to become the trainer."""
         was, cause = self.state, self._cause(ended)
         exited = entries.Exited(
             pid=self.pid,

@@ -1,8 +1,8 @@
-"""Connect the watchdog to its standby: receive its words, and make it the trainer.
+"""Connect the watchdog to its standby: receive its messages, and make it the trainer.
 
-Used by local_host.py; it decides nothing. The writer's lock is taken here, as for a cold start, and
-passed on with the logdir's lock, so that a new trainer, however it is made, starts only after the
-old one's tree has released it.
+Used by local_host.py. Decides nothing. The task's writer lock is taken here, as for a cold start,
+and passed on with the logdir's lock. So a new trainer, however it is made, starts only after the
+old one's tree has released the writer lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class StandbyLink:
-    """Communicates with the current standby."""
+    """The connection to the current standby."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -46,7 +46,7 @@ class StandbyLink:
                 self._waits_again(running)
                 try:
                     self._processes.list_child(task, incarnation, Child(AdoptedChild(pid)))
-                except OSError as error:  # no descriptor left to watch it with; it ends with the tree's other orphans
+                except OSError as error:  # no descriptor is left to watch the fork; it ends with the other orphans
                     return NotPromoted(number, task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)
             case Unfit(why):
@@ -56,26 +56,26 @@ class StandbyLink:
                 return StandbySaid(incarnation, word)
 
     def _waits_again(self, running: RunningChild) -> None:
-        """List it as the standby again, and the task as absent."""
+        """List the process as the standby again, and the task as absent."""
         processes = self._processes
         del processes.running[running.task]
         running.task, running.incarnation, running.started_s = STANDBY, self._number, self._started_s
         processes.running[STANDBY] = running
 
     def import_more(self, number: int) -> None:
-        """Tell standby `number` to import more; nothing if it is gone, which its end will show."""
+        """Tell standby `number` to import more. Do nothing if it is gone, which its end will show."""
         running = self._processes.find(STANDBY, number)
         if running is not None and running.line is not None:
             with contextlib.suppress(OSError):
                 running.line.send(ImportMore())
 
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Tell standby `number` to become that task, and list it as that task until a fork takes
-        its place.
+        """Tell standby `number` to become the task, and list it as the task until a fork takes its
+        place.
 
-        OSError if it is dead, or if an old trainer's tree still holds the lock; nothing has changed
-        then. If we are killed in here, the standby dies with us, or finds the lifeline broken as
-        soon as it is the trainer.
+        OSError if the standby is dead, or if an old trainer's tree still holds the lock. Nothing
+        has changed then. If we are killed in here, the standby dies with us, or finds the lifeline
+        broken as soon as it is the trainer.
         """
         processes, paths = self._processes, self._processes.start.paths
         running = processes.find(STANDBY, number)

@@ -1,6 +1,7 @@
-"""Find the cause of an end, for the journal and for people, and classify it.
+"""Find out why a process ended, for the journal and for people, and classify its end.
 
-Used by trainer.py and services.py, and by hosts. Pure: every fact is an argument.
+Used by attempt_record.py, services.py and restart_policy.py, and by hosts. Pure: every fact is an
+argument.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class CauseKind(Enum):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
+    """Why a process ended, for the journal and for people. "unknown" is better than a guess."""
 
     word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, lost-peer, unknown
     evidence: str
@@ -56,9 +57,9 @@ def find_cause(
 ) -> Cause:
     """Return the cause of an exit.
 
-    `we_killed`: why the watchdog sent SIGKILL. `hang`: why it ended a hung trainer; "" if it did
-    not. `oom`: the kernel's evidence of an out-of-memory kill. `where`: the frame that a fatal
-    signal hit.
+    `we_killed`: why the watchdog sent SIGKILL. `hang`: why the watchdog ended a hung trainer.
+    `oom`: the kernel's evidence of an out-of-memory kill. `where`: the frame that a fatal signal
+    hit. Each is "" if there is none.
     """
     if hang:
         return Cause("hang", hang)
@@ -90,7 +91,7 @@ def find_cause(
 
 
 def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
-    """Return `cause`, adapted if a fault of the plan is behind it ("" if none is)."""
+    """Return `cause`, changed if `fault` caused it: a fault of the plan, or "" if there is none."""
     if not fault or cause.word not in ("killed", "crashed", "exit-code"):
         return cause
     if cause.word == "killed":
@@ -110,10 +111,10 @@ def blame_peer(cause: Cause, why: str) -> Cause:
 
 
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
-    """Name what ended a trainer and where, always in the same words for the same failure. `hang`:
+    """Return what ended a trainer and where, always in the same words for the same failure. `hang`:
     where it hung.
 
-    "" for a kill from outside: a preemption, a chaos test, a user.
+    Return "" for a kill from outside: a preemption, a chaos test, a user.
     """
     if cause.word in ("stopped", "killed", "lost-peer"):
         return ""
@@ -126,8 +127,8 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 
 def first_line(text: str) -> str:
-    """Return the line of a message that says what is wrong. TensorFlow's messages begin with the
-    place instead.
+    """Return the line of a message that says what is wrong. Some of TensorFlow's messages begin
+    with the place instead.
     """
     if aborted := _COLLECTIVE.search(text):
         return aborted[0][:300]
@@ -136,20 +137,20 @@ def first_line(text: str) -> str:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What was known about a task's attempt when it ended."""
+    """What was known about a task's attempt when the attempt ended."""
 
     step: int  # the last one read; NO_STEP if it never reported one
-    is_stopping: bool = False  # it was asked to end
+    is_stopping: bool = False  # the task was asked to end
     is_observed: bool = False  # procsv did not start it
-    serves: bool = False  # it serves variables to other tasks
+    serves: bool = False  # the task serves variables to other tasks
     we_killed: str = ""  # why the watchdog killed it
-    hang: str = ""  # the hang for which it was ended
+    hang: str = ""  # the hang for which the watchdog ended it
     lost_peer: str = ""  # how the end of another gang member ended it
-    handles_stop: bool = False  # it has a SIGTERM handler of its own
+    handles_stop: bool = False  # the program has a SIGTERM handler of its own
 
 
 def find_end(ended: Ended, known: Known) -> tuple[Cause, CauseKind]:
-    """Return what ended a task's attempt, all things considered, and what kind of end it was."""
+    """Return what ended a task's attempt, and what kind of end it was."""
     exit, where = ended.exit, where_it_crashed(ended.stacks)
     cause = find_cause(exit, ended.words, known.is_stopping, known.we_killed, known.hang, ended.oom, where)
     cause = blame_plan(cause, exit, ended.fault)

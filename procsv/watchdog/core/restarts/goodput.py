@@ -1,7 +1,7 @@
 """Measure goodput, the share of a run's time that went into kept steps, and whether a restart pays.
 
-Used by trainer.py and restart_policy.py. Pure. Goodput leaves out starting, restoring, compiling,
-backing off, and steps lost in a crash.
+Used by attempt_record.py and restart_policy.py. Pure. Not counted as goodput: starting, restoring,
+compiling, waiting before a restart, and steps lost in a crash.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Goodput(msgspec.Struct):
         self._ready_s, self._first_step = ended_s, step
 
     def end_training(self, now_s: float, last_step: int, resume_step: int, unsaved_s: float | None = None) -> float:
-        """The trainer is dead, and steps after `resume_step` will be redone. Return the seconds of
-        training that are kept.
+        """Return the seconds of training that are kept: the trainer is dead, and the steps after
+        `resume_step` will be redone.
 
-        `unsaved_s`: the time since the last step, which is lost as well; None if that is less than
+        `unsaved_s`: the time since the last step, which is lost as well; None if it is shorter than
         a step.
         """
         if self._ready_s is None:
@@ -68,10 +68,10 @@ class Goodput(msgspec.Struct):
 
 
 class CountedAttempt(msgspec.Struct, frozen=True):
-    """An attempt of a task that has ended."""
+    """An attempt of a task, after its end."""
 
     seconds: float = 0.0  # since the end of the previous attempt
-    kept_s: float = 0.0  # the part of them that was training whose steps are kept
+    kept_s: float = 0.0  # how many of them were training whose steps are kept
     failure: str = ""  # its name (see causes.name_failure); "": planned, or killed from outside
     by_kernel: bool = False  # killed for lack of memory, which another program may have used
 
@@ -79,7 +79,8 @@ class CountedAttempt(msgspec.Struct, frozen=True):
 class Attempts(msgspec.Struct):
     """The last attempts of a task.
 
-    A newly saved step forgives a failure, unless the attempt leaves hardly any training.
+    A newly saved step alone does not make a failure harmless: the attempt must also keep enough
+    training.
     """
 
     launch: LaunchSettings
@@ -89,9 +90,9 @@ class Attempts(msgspec.Struct):
     def add_attempt(self, attempt: CountedAttempt) -> str:
         """Count an attempt; return why another one would be useless, or "".
 
-        A planned end or a kill from outside says nothing about the program. It does not belong to a
-        row of failures, and ends a row only if it kept enough training. It counts for goodput only
-        where it is good.
+        A planned end or a kill from outside says nothing about the program. Such an end is not part
+        of a row of failures, and ends a row only if its attempt kept enough training. For goodput
+        it counts only if the attempt's own goodput was high enough.
         """
         if attempt.kept_s >= self.launch.min_kept_s:
             self._row.clear()
@@ -99,7 +100,7 @@ class Attempts(msgspec.Struct):
             self._row = [one for one in self._row if one.failure == attempt.failure] + [attempt]
             del self._row[: -(self.launch.repeated_failures or 1)]
         if attempt.failure or attempt.kept_s >= self.launch.min_goodput * attempt.seconds:
-            self._last.append(attempt)  # otherwise it was cut short
+            self._last.append(attempt)  # otherwise the attempt was cut short
         while len(self._last) > self.launch.goodput_attempts:
             self._last.popleft()
         why = (self._repeated() or self._wasted()) if attempt.failure else ""

@@ -1,10 +1,11 @@
 """Decide how long to wait after an end, and when to give up.
 
 causes.py finds what ended the process. Used by next_start.py for the trainer and by services.py for
-the services. Pure: time, the random source and every fact are arguments. Failures are counted
-against progress, which is a newly durable step, never against uptime: a trainer that imports for a
-minute, restores, and dies at the same step every time is no healthier for the minute. And progress
-must pay for the restarts that it takes (goodput.py).
+the services. Pure: time, the random source and every fact are arguments.
+
+The count of failures is reset by progress, a newly durable step, and never by uptime: a trainer
+that imports for a minute, restores, and dies at the same step every time is not healthy. Progress
+must also be worth the time that the restarts cost (goodput.py).
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, class
 from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# How many exits with 75, or because another task was lost, in a row and with nothing saved between them, cost no
-# delay. More of them are a loop.
+# How many exits in a row are restarted without delay if they were with 75 or because another task was lost, and nothing
+# was saved between them. More look like a loop.
 RETURNS_AT_ONCE = 5
-RECYCLES_AT_ONCE = 1
+RECYCLES_AT_ONCE = 1  # the same for planned restarts
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
-SERVICE_KILLS = 4  # a service may die this many times as often by SIGKILL as otherwise before the run fails
-DOUBLINGS_MAX = 32  # of a delay; more would exceed any limit, and eventually a float
-JITTER = 0.2  # of every delay, either way, so that runs that died of one cause do not restart at the same moment
+SERVICE_KILLS = 4  # the limit on deaths by SIGKILL is this many times the limit on other deaths
+DOUBLINGS_MAX = 32  # of a delay; more would exceed any limit, and in the end overflow a float
+# Of every delay before a trainer starts, either way, so that runs that died of one cause do not restart together.
+JITTER = 0.2
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
@@ -42,9 +44,9 @@ class Death(msgspec.Struct, frozen=True):
 
     exit: Exit
     words: LastWords | None
-    step: int  # the last one read; NO_STEP if it never reported one
-    attempt: CountedAttempt = CountedAttempt()  # the attempt's value
-    no_room: bool = False  # a full disk caused it, or may have
+    step: int  # the last one read; NO_STEP if the trainer never reported one
+    attempt: CountedAttempt = CountedAttempt()  # how much training the attempt kept
+    no_room: bool = False  # a full disk caused the death, or may have
     now_s: float = 0.0  # monotonic
 
     @property
@@ -54,7 +56,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @property
     def is_a_peers(self) -> bool:
-        """Whether it ended because another task is gone, which is not charged to it."""
+        """Whether the trainer ended because another task is gone, which is not its own failure."""
         return self.exit.code is not None and self.words is not None and bool(self.words.lost_peer)
 
 
@@ -63,8 +65,8 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """`is_final` False: a step that is being saved right now may still count as progress; decide
-    again after that.
+    """`is_final` False: a step is being saved right now and may still count as progress. Wait for
+    that save, then decide again.
     """
 
     why: str
@@ -84,13 +86,14 @@ class History(msgspec.Struct):
     no_progress_count: int = 0
     durable_step: int = NO_STEP  # the highest that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
-    room_s: float | None = None  # monotonic: since when a full disk has ended or prevented attempts
+    room_s: float | None = None  # monotonic: when a full disk first ended an attempt; None once a step is saved
     _room_deaths: int = 0  # in a row
-    _idle_returns: int = 0  # exits with 75 in a row, with no progress between them
-    _early: int = 0
-    _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
+    _idle_returns: int = 0  # ends in a row that are not failures, with no progress between them
+    _early: int = 0  # failures before the first step
+    _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)  # by exception, message and step
     _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that the attempt resumed from
-    _has_gone_back: bool = False  # to a state before a suspect one, and no newer step is durable since
+    # A state became suspect, so an older one is restored, and no newer step has become durable since.
+    _has_gone_back: bool = False
     _attempts: Attempts = msgspec.field(default_factory=lambda: Attempts(LaunchSettings()))
 
     def __post_init__(self) -> None:
@@ -100,20 +103,20 @@ class History(msgspec.Struct):
         """The first step after a restore has ended. The restored step is not progress of this
         launch.
 
-        If an older state had to be used, progress counts from there. But if it was chosen because a
-        newer one is suspect, progress does not count from there: redoing the steps up to the same
-        crash would otherwise forgive that crash forever.
+        If an older state had to be restored, progress counts from it. Not so if it was chosen
+        because a newer one is suspect: redoing the steps up to the crash would then count as
+        progress, and reset the count every time.
         """
         if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
             self.durable_step = restored_step
         self.was_ready = True
 
     def served(self) -> None:
-        """It serves variables to other tasks, which is its purpose."""
+        """The task serves variables to other tasks, which is its purpose."""
         self.was_ready = True
 
     def end_serving(self, seconds: float) -> float:
-        """Return the part of the served `seconds` that counts like kept training. Enough of it is
+        """Count the `seconds` of serving as kept training, and return them. Enough of them is
         progress.
         """
         if seconds >= self.launch.min_kept_s:
@@ -121,7 +124,9 @@ class History(msgspec.Struct):
         return seconds
 
     def durable(self, step: int) -> bool:
-        """`step` is durable on disk. Return True if that is progress, which forgives failures."""
+        """`step` is durable on disk. Return True if that is progress, which resets the count
+        of failures.
+        """
         if step <= self.durable_step:
             return False
         self.durable_step, self.room_s, self._room_deaths = step, None, 0
@@ -132,7 +137,7 @@ class History(msgspec.Struct):
         return True
 
     def decide_restart(self, death: Death) -> Verdict:
-        """Count a death, and decide: restart after a delay, or give up?"""
+        """Count a death, and decide whether to restart after a delay or to give up."""
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
@@ -151,8 +156,8 @@ class History(msgspec.Struct):
         return Restart(self.delay_s())
 
     def _wait_for_room(self, death: Death) -> Verdict:
-        """Wait after a full disk, which is not a failure, but not forever: the program may mean
-        another disk.
+        """Wait after a full disk, which is not a failure. But not forever: the full disk may be one
+        that procsv does not watch.
         """
         if not death.is_by_itself:
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
@@ -174,8 +179,8 @@ class History(msgspec.Struct):
         return f"{self.no_progress_count} failures in a row without a new step on disk (--max-failures)"
 
     def delay_s(self) -> float:
-        """Return the delay before the next start. After any trained step, the first failure costs
-        none: it need not recur.
+        """Return the delay before the next start. Once a step was trained, there is none after the
+        first failure, which need not recur.
         """
         counted = self.no_progress_count - self.was_ready
         return self._doubled_s(counted - 1) if counted > 0 else 0.0
@@ -183,8 +188,8 @@ class History(msgspec.Struct):
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
         """Whether the state that the dead trainer resumed from may be the cause.
 
-        Only its own crashes count, not kills from outside, and none counts if there is a newer
-        state.
+        Only the trainer's own crashes count, not kills from outside, and none counts if there is a
+        newer state.
         """
         if resumed_step < 0 or newest_step > resumed_step or not death.is_by_itself or death.no_room:
             return False
@@ -194,7 +199,7 @@ class History(msgspec.Struct):
         return is_suspect
 
     def forgive(self) -> None:
-        """A user intervenes: reset all counts of failures."""
+        """Reset all counts of failures, because a user intervenes."""
         self.no_progress_count = self._idle_returns = self._early = self._room_deaths = 0
         self.room_s = None
         self._same.clear()
@@ -203,8 +208,8 @@ class History(msgspec.Struct):
         self._attempts.forget_attempts()
 
     def recycle_delay_s(self, attempt: CountedAttempt) -> float:
-        """Return the delay of a planned restart: none, unless it follows another with nothing saved
-        between them.
+        """Return the delay before a planned restart: none, unless it follows another one and
+        nothing was saved between them.
         """
         self._attempts.add_attempt(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)
@@ -216,15 +221,15 @@ class History(msgspec.Struct):
         return self._doubled_s(0)
 
     def _return_delay_s(self, at_once: int) -> float:
-        """Return the delay after an exit with 75: none at first, then longer for a program that
-        saves nothing new.
+        """Return the delay after an end that is not a failure: none for the first `at_once` in a row
+        with nothing new saved, then longer each time.
         """
         self._idle_returns += 1
         late = self._idle_returns - at_once
         return 0.0 if late <= 0 else self._doubled_s(late - 1)
 
     def _doubled_s(self, times: int) -> float:
-        """Return the minimum delay, doubled that many times, limited, and jittered."""
+        """Return the minimum delay, doubled `times` times, limited, and jittered."""
         delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -273,14 +278,16 @@ def _fingerprint(message: str) -> str:
 
 # -- services ------------------------------------------------------------------------------------------------
 class ServiceDeath(Enum):
-    IDLE = auto()  # killed from outside while it had nothing to do; never counts
-    KILLED = auto()  # SIGKILL while starting or working: from outside, but repeated kills mean a lack of memory
+    IDLE = auto()  # killed from outside while the service had nothing to do; never counts
+    KILLED = auto()  # by SIGKILL while starting or working, or while stopped; repeated kills suggest a lack of memory
     FAILED = auto()  # any other death while starting or working, or an exit of its own
-    HUNG = auto()  # ended by us because it made no progress; counts regardless of age until a job is done
+    HUNG = auto()  # ended by us because it made no progress
 
 
 class ServiceHistory(msgspec.Struct):
-    """The deaths of one service that count, each kind in a window of `service_period_s`."""
+    """The deaths of one service that count: since it last did some work, each kind within
+    `service_period_s`, but HUNG at any age.
+    """
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     _deaths_s: dict[ServiceDeath, list[float]] = msgspec.field(default_factory=dict)
@@ -301,5 +308,5 @@ class ServiceHistory(msgspec.Struct):
         return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
 
     def deaths_max(self, death: ServiceDeath) -> int:
-        """Return how many such deaths fail the run."""
+        """Return how many deaths of that kind fail the run."""
         return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

@@ -1,9 +1,9 @@
 """Define what follows from the end of one task.
 
 That depends on the task's duty and on what binds the run's tasks together. Used by run.py and
-roster.py. Pure and total: each duty, policy and end has its row. Which workers a run can do without
-is decided anew each time, because a gang may form after one was given up. restart_policy.py decides
-whether and when a task is restarted at all.
+roster.py. Pure and total: each combination of duty, policy and end has its row. Which workers a run
+can do without is decided anew each time, because a gang may form after a worker was given up.
+restart_policy.py decides whether and when a task is restarted at all.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Duty(Enum):
 
 
 class Policy(Enum):
-    TASK = auto()  # each task by itself; what it needs from the others survives it
+    TASK = auto()  # each task restarts by itself, and the others keep what it needs from them
     GANG = auto()  # the training tasks take each step together, and cannot continue without any of them
 
 
 class End(Enum):
     FINISHED = auto()  # exit 0
-    RETURNED = auto()  # exit 75, or a planned restart: it has saved, and must be restarted
+    RETURNED = auto()  # exit 75, or a planned restart: the task has saved, and must be restarted
     DIED = auto()  # anything else
-    GAVE_UP = auto()  # it is not restarted
+    GAVE_UP = auto()  # the task is not restarted
 
 
 class Follows(Enum):
     NOTHING = auto()
     AGAIN = auto()  # restart it; the others are not affected
     ALL_AGAIN = auto()  # end all training tasks, and restart them together when the old ones are gone
-    FEWER = auto()  # the others continue without it, if enough of its kind are left (`ends_run`); else the run ends
+    FEWER = auto()  # the others continue without it if enough of its kind are left (`ends_run`), or the run ends
     RUN_ENDS = auto()
 
 
@@ -88,17 +88,17 @@ def is_trained_by(task: TaskId, chief: TaskId) -> bool:
 
 
 def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) -> int:
-    """Return how many workers have not been given up. A worker that is complete has done its job,
-    and counts.
+    """Return how many workers have not been given up. A worker that has finished counts too, since
+    it has done its job.
     """
     return sum(task.role == WORKER and task not in given_up for task in tasks)
 
 
 def ends_run(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
-    """Return the tasks of `given_up`, each mapped to what follows by the table, whose end ends the
-    run.
+    """Return the given-up tasks whose end ends the run.
 
-    `least`: how many workers must be left (--min-workers); None: all.
+    `given_up`: each such task with what follows from its end by the table. `least`: how many
+    workers must be left (--min-workers); None: all.
     """
     enough = least is not None and workers_left(tasks, given_up) >= least
     ending = (Follows.RUN_ENDS,) if enough else (Follows.RUN_ENDS, Follows.FEWER)

@@ -1,7 +1,7 @@
 """Observe the program that started this watchdog.
 
-We hear it on a channel and watch it by pidfd; it is not our child. It takes the place of the
-trainer's child process. We cannot know its exit status, only what it reported when its session
+The program is our parent, not our child: we hear it on a channel and watch it by pidfd. It stands
+for the trainer's process. We cannot know its exit status, only what it reported when its session
 ended.
 """
 
@@ -22,7 +22,7 @@ STDIN = 0
 
 
 class ObservedProgram:
-    """Has the interface of `Child`, for the reactor."""
+    """The program, with the interface of `Child`."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: our parent when we were started."""
@@ -31,7 +31,7 @@ class ObservedProgram:
         self._channel = FdChannel.inherited(os.dup(STDIN), OBSERVER_DECODER)
         self._news = select.epoll()
         self._news.register(self._channel.fd, select.EPOLLIN)
-        self._is_gone = os.getppid() != pid  # then another process may have the pid
+        self._is_gone = os.getppid() != pid  # if so, another process may have the pid by now
         if not self._is_gone and self._process.pidfd >= 0:
             self._news.register(self._process.pidfd, select.EPOLLIN)
         self._start: Start | None = None
@@ -43,13 +43,15 @@ class ObservedProgram:
         return self._news.fileno()
 
     def wait_for_start(self) -> Start | None:
-        """Sleep until the program's first session begins; None if there will be none."""
+        """Sleep until the program's first session begins. Return its start, or None if there will be
+        no session.
+        """
         while not self.has_ended() and self._start is None:
             self._news.poll()
         return self._start
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has gone, or stopped waiting for us, within that time."""
+        """Whether the program ends, or its session does, within that time."""
         self._news.poll(timeout_s)
         return self.has_ended()
 
@@ -63,11 +65,11 @@ class ObservedProgram:
         try:
             self._channel.send(word, files)
         except OSError:
-            self._is_gone = True  # it was killed, which its pidfd shows, too
+            self._is_gone = True  # the program was killed, which its pidfd shows, too
 
     # -- as a Child ----------------------------------------------------------------------------------------
     def has_ended(self) -> bool:
-        """Whether it is dead, or its session is over."""
+        """Whether the program is dead, or its session is over."""
         self._hear()
         return self._is_gone or self._code is not None
 
@@ -80,7 +82,7 @@ class ObservedProgram:
                 elif isinstance(word, ProgramLeft):
                     self._code = word.code
         except EOFError:
-            self._is_gone = True  # it is dead, or has become another program by exec
+            self._is_gone = True  # the program is dead, or has become another one by exec
         self._is_gone = self._is_gone or self._process.has_ended()
 
     def signal(self, number: int) -> None:

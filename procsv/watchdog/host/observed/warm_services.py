@@ -1,9 +1,9 @@
 """Start services before their run begins.
 
-They import what they need, and wait to be told which run it is. Used by the watchdog of a program
-that procsv did not start, so that opening a session need not wait for interpreters. It imports
-nothing slow, because it runs first of all. A service that is not needed sees the end of its input,
-and ends.
+The services import what they need, and wait to learn which run they serve. Used by the watchdog of
+a program that procsv did not start, so that opening a session need not wait for interpreters. This
+module imports nothing slow, because it runs first of all. A service that is not needed sees the end
+of its input, and ends.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class WarmServices:
             self._processes[role] = process, ours
 
     def take_process(self, role: str, start: str, heirs_fd: int) -> subprocess.Popen[bytes] | None:
-        """Return the process that becomes `role`, after sending it the start and the logdir's lock;
+        """Send the start and the logdir's lock to the process for `role`, and return the process.
         None if there is none alive.
         """
         if role not in self._processes:
             return None
         process, line = self._processes.pop(role)
-        from procsv.ipc.messaging.fd_channel import FdChannel  # the run begins: they are imported by now
+        from procsv.ipc.messaging.fd_channel import FdChannel  # imported elsewhere by the time a run begins
         from procsv.ipc.messaging.start import SERVE_DECODER, Serve
 
         try:
