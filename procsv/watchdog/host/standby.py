@@ -281,8 +281,8 @@ class Standby(msgspec.Struct):
         self._due_s = now_s + ROOM_LOOK_S
         if not self._is_short:
             self._is_short = True
-            needed = show_size(ROOM_BYTES_MIN // 2)
-            text = f"no standby, so a restart imports everything anew: {show_size(room_bytes)} of memory are free, and it needs {needed}"
+            needed, free = show_size(ROOM_BYTES_MIN), show_size(max(0, room_bytes))
+            text = f"no standby, so a restart imports everything anew: it needs {needed} of memory, and {free} are free"
             self.out.append(Say(text))
 
     def not_spawned(self, now_s: float) -> None:

@@ -301,13 +301,21 @@ def test_a_stop_while_it_becomes_the_trainer_ends_it_as_the_trainer() -> None:
 
 
 def test_short_memory_makes_no_standby_and_is_reported_once() -> None:
-    world = training(room_bytes=ROOM_BYTES_MIN - 1)
+    world = training(room_bytes=ROOM_BYTES_MIN * 3 // 4)
     world.advance(5 * ROOM_LOOK_S)
     assert spawned(world, STANDBY) == []
-    assert len([text for text in world.said if "no standby" in text]) == 1
+    (text,) = [text for text in world.said if "no standby" in text]
+    assert "needs 1.0 GiB" in text
+    assert "768.0 MiB are free" in text
     world.room_bytes = ROOM_BYTES_MIN
     world.advance(ROOM_LOOK_S)
     assert spawned(world, STANDBY) == [1]
+
+
+def test_memory_that_the_trainer_may_still_use_is_never_reported_as_less_than_none() -> None:
+    world = training(room_bytes=-ROOM_BYTES_MIN)
+    (text,) = [text for text in world.said if "no standby" in text]
+    assert " 0 B are free" in text
 
 
 def test_a_system_that_cannot_start_processes_is_asked_again_later() -> None:
