@@ -1,9 +1,9 @@
-"""Provide BackupAndRestore, a Keras callback with which a fit resumes at the exact batch.
+"""Provide BackupAndRestore, a Keras callback that lets `fit` resume at the exact batch.
 
     model.fit(dataset, epochs=50, callbacks=[procsv.keras.BackupAndRestore("backup")])
 
-It writes nothing on the training thread: snapshots go to shared memory, and the checkpoint service
-turns them into checkpoints.
+The callback writes nothing on the training thread: snapshots go to shared memory, and the checkpoint
+service turns them into checkpoints.
 
 DropInBackup replaces Keras' own callback in a program that does not know procsv. Under `procsv
 launch --drop-in`, the state of every fit goes to the run's logdir, and a fit without a
@@ -80,15 +80,17 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             backup_dir: The directory of the checkpoints. None uses the run's logdir, under
                 `procsv launch`.
             save_freq: "auto" makes a checkpoint every ten minutes, after a crash and at a stop.
-                "epoch", or a number of batches, makes more. False switches the callback off.
+                "epoch", or a number of batches, adds one at that interval (0: after every
+                batch). False switches the callback off.
             double_checkpoint: Accepted as in Keras. Here a checkpoint replaces another only once
                 it is verified.
             delete_checkpoint: Whether to delete the fit's checkpoints when it has ended. Under
                 `procsv launch` they stay.
             max_to_keep: How many checkpoints to keep.
-            data: How a resumed fit finds its place. "replay" takes the batches before it once
-                more. "iterator" keeps TensorFlow's own state of the iterator in each snapshot.
-                "none" begins the epoch again, as Keras does. "auto" is "replay".
+            data: How a resumed fit finds its place in the data. "replay" reads the earlier batches
+                of the epoch again and discards them. "iterator" keeps TensorFlow's own state of the
+                iterator in each snapshot. "none" begins the epoch again, as Keras does. "auto" is
+                "replay".
             callbacks: Whether to keep the state of the other callbacks.
             snapshot_secs: Seconds between snapshots in memory, as in procsv.CheckpointManager.
         """
@@ -115,7 +117,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             )
         super().__init__(anchor(used), "epoch", delete_checkpoint=delete_checkpoint)
         self.save_freq, self.double_checkpoint = save_freq, double_checkpoint
-        # As the program names it. A fit that is called again names the same directory.
+        # The directory as the program names it. A fit that is called again names the same one.
         self.named: str | None = os.path.realpath(used)
         self._runtime = runtime
         self._options = Options(
@@ -129,7 +131,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         hooks.apply_hooks(BackupAndRestore)
 
     def make_fit(self, callbacks: Any, epochs: Epochs) -> Fit | None:
-        """Make the Fit of a fit that begins. The hooks call this."""
+        """Create the Fit for a call of `fit` that is starting. The hooks call this."""
         if self.save_freq is False:
             return None
         if strategy := strange_strategy(self.model):
@@ -157,7 +159,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     def on_train_end(self, logs: Any = None) -> None: ...
 
     def go_to(self, epoch: int, batch: int) -> None:
-        """Set Keras' counters: how many epochs have ended, and the last batch of this one."""
+        """Set Keras' counters: how many epochs have ended, and the last batch of the current one."""
         self._current_epoch, self._last_batch_seen = epoch, batch
 
     def delete_backups(self) -> None:
@@ -175,7 +177,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 def look_after_fits() -> str:
     """Protect all fits under `procsv launch`. Return what this Keras lacks for that, or "".
 
-    A standby calls this as well, before it is a trainer. So the run is looked up only when a fit
+    A standby also calls this, before it is a trainer. So the run is looked up only when a fit
     begins.
     """
     if not private.missing:
@@ -250,7 +252,7 @@ class DropInBackup(BackupAndRestore):
 
 
 def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
-    """Make the Fit of a fit without a BackupAndRestore, if procsv can protect it."""
+    """Create the Fit for a `fit` without a BackupAndRestore, if procsv can protect it."""
     runtime, model = current(), callbacks.model
     if runtime is None:
         return None  # a child process of the program

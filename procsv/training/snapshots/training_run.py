@@ -1,8 +1,9 @@
-"""Everything procsv does for one state source from its first step to its last.
+"""Do everything that procsv does for one state source from its first step to its last.
 
-The Supervisor or a monitored session makes it once the source holds its state.  It connects
-boundary, snapshots, progress and readiness, and decides nothing about its owner's services, threads
-or summaries.  `GoneDirectory` says when the end of training stops waiting for a removed directory.
+Its owner, such as the Supervisor or a monitored session, creates a TrainingRun once the source's
+state is initialized or restored. The TrainingRun connects boundary, snapshots, progress and
+readiness, and decides nothing about its owner's services, threads or summaries. `GoneDirectory`
+decides how long the end of training waits for a checkpoint directory that was removed.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from procsv.training.snapshots.step_faults import StepFaults
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
 FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the first state's checkpoint
-READ_EVERY_S = 0.5  # between readings of the step for the heartbeat, which promises one a second
+READ_EVERY_S = 0.5  # between readings of the step for the heartbeat, which promises one each second
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
-GONE_S_MAX = 5.0  # how long the end of training waits for the directory to come back
+GONE_S_MAX = 5.0  # how long the end of training waits for a removed directory to come back
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -72,19 +73,19 @@ class TrainingRun:
     ) -> None:
         """Without a `cadence` there are no snapshots and no checkpoints.
 
-        `lost`: the session that this source replaces, if any.
+        `lost`: the lost session that this source replaces, if any.
         """
         self._runtime, self._source, self.origin, self._cadence = runtime, source, origin, cadence
         self._tell_durable, self._lost = on_durable, lost
         self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
-        self.counts_calls = source.count_on_from(origin.step)  # true if there is no global step
+        self.counts_calls = source.count_on_from(origin.step)  # whether calls count as steps, for lack of a global step
         self.first_step = source.read_step()
         runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
-        self.habit = STEPS  # sent with the first step
-        self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of procsv's
-        self._last_error = ""  # summary of why saving fails
+        self.habit = STEPS  # what counts as a step in this program, and what it restores; reported with the first step
+        self._last_durable: dict[bool, SavedKey] = {}  # the last reported save of procsv's (True) and the program's own
+        self._last_error = ""  # the last reported error of a save, without its numbers
         self._faults = StepFaults(
             runtime.connection.start, runtime.clock, runtime.injected, runtime.heartbeat.write_step
         )
@@ -101,7 +102,7 @@ class TrainingRun:
         self.is_over = False
 
     def start_training(self) -> None:
-        """Makes steps pass the boundary from here on."""
+        """Begin the training: from here on steps pass the boundary."""
         failpoint("trainer.compile")
         self._runtime.begin_training(self)
         self._begin_snapshots()
@@ -133,7 +134,7 @@ class TrainingRun:
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether only the calling thread makes steps."""
+        """Whether steps run only on the calling thread."""
         return self.boundary.is_trained_here
 
     @property
@@ -148,9 +149,9 @@ class TrainingRun:
 
     # -- at the boundary ---------------------------------------------------------------------------
     def _visit(self) -> None:
-        """Does what is due, on the training thread (or for it), with the lock held.
+        """Do what is due, on the training thread (or for it), with the lock held.
 
-        `due` is cleared first, so a thread that sets it during the visit causes another one.
+        `due` is cleared first, so a thread that sets it during the visit causes another visit.
         """
         self.boundary.due = False
         if self._faults.is_watching:
@@ -165,14 +166,13 @@ class TrainingRun:
             self._end_if_overdue()
 
     def _check_ready(self) -> None:
-        """Reports READY once the first call that moved the global step has ended."""
+        """Report READY once the first call that moved the global step has ended."""
         step = self._source.read_step()
         if step == self.first_step and step >= 0:
             self.boundary.due = True
             return
         if self.origin.source == "fresh" and self._source.has_restored():
-            # The program restored its own checkpoint, so the step it continues from was not made
-            # here.
+            # The program restored its own checkpoint: the step has moved, but no step has run yet.
             self.origin, self.first_step = Origin("checkpoint", "", step), step
             self.boundary.due = True
             return
@@ -218,7 +218,7 @@ class TrainingRun:
             self.snapshots.request_stop_save(reason)
 
     def capture_state(self, reason: Reason) -> None:
-        """Takes a snapshot at the end of this step."""
+        """Request a snapshot at the end of this step."""
         if self.snapshots is not None:
             self.snapshots.request(SnapshotRequest(reason))
 
@@ -227,7 +227,7 @@ class TrainingRun:
 
     def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
-        if news.key != self._last_durable.get(is_ours):  # sent to everyone, and again to the asker
+        if news.key != self._last_durable.get(is_ours):  # the asker receives it twice, once with everybody else
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
             self._tell_durable(news)
@@ -235,9 +235,9 @@ class TrainingRun:
             self.snapshots.on_durable(news)  # last, so that a waiting thread finds everything done
 
     def _is_mine(self, news: Durable | SaveFailed) -> bool:
-        """Whether it is about a snapshot of this attempt.
+        """Whether the news is about a snapshot of this attempt.
 
-        The service also announces old checkpoints again, and those prove nothing about ours.
+        The service also announces old checkpoints again, which prove nothing about ours.
         """
         return news.is_of(self._runtime.connection.start.run, self._runtime.connection.start.incarnation)
 
@@ -246,7 +246,7 @@ class TrainingRun:
             self.snapshots.on_copy_kept(news)
 
     def on_failed(self, news: SaveFailed) -> None:
-        if strip_numbers(news.error) != self._last_error:  # every retry fails alike
+        if strip_numbers(news.error) != self._last_error:  # do not report every retry
             self._last_error = strip_numbers(news.error)
             log.error(
                 "procsv: saving step %d failed; training goes on, "
@@ -268,14 +268,14 @@ class TrainingRun:
 
     # -- end ---------------------------------------------------------------------------------------
     def read_step(self) -> int:
-        """Reads the global step and writes it into the heartbeat."""
+        """Read the global step and write it into the heartbeat."""
         self._runtime.heartbeat.reach_step(self._source.read_step())
         return self._runtime.heartbeat.step
 
     def _keep_reading(self) -> None:
-        """Reads the global step for the heartbeat until the end, or until it is unreadable.
+        """Read the global step for the heartbeat until the end, or until the step is unreadable.
 
-        It runs on its own thread.
+        This runs on its own thread.
         """
         name_own_thread()
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._source.errors)
@@ -285,12 +285,12 @@ class TrainingRun:
             try:
                 self.read_step()
             except failures:
-                return  # closed or broken, which its user will notice
+                return  # the source is closed or broken, which its user will notice
 
     def save(self, reason: Reason, timeout_s: float) -> bool:
-        """Makes a durable checkpoint of the state between two steps.
+        """Make a durable checkpoint of the state between two steps.
 
-        On failure it logs the reason and returns False.
+        On failure, log the reason and return False.
         """
         if self.snapshots is None:
             return False
@@ -305,9 +305,9 @@ class TrainingRun:
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
-        """Waits until the newest requested snapshot, if any, is a durable checkpoint.
+        """Wait until the newest requested snapshot, if any, is a durable checkpoint.
 
-        Logs the reason if it is not.
+        On failure, log the reason and return False.
         """
         asked = self.snapshots.asked if self.snapshots is not None else None
         if asked is None:
@@ -330,7 +330,7 @@ class TrainingRun:
         return False
 
     def _note_lost(self, why: Exception | str) -> None:
-        """Tells the watchdog that the last state has not reached the checkpoint service."""
+        """Record in the journal that the last state has not reached the checkpoint service."""
         if isinstance(why, str) or not self._source.is_closed(why):
             with contextlib.suppress(RuntimeError, *self._failures):  # otherwise use the last step read
                 self.read_step()
@@ -339,10 +339,10 @@ class TrainingRun:
             )
 
     def save_first_state(self) -> None:
-        """Saves the checkpoint that a fresh state begins with.
+        """Save a checkpoint of a fresh state.
 
-        Programs look for it, so training waits briefly until it is on disk; a large one takes
-        longer.  Training starts even if it fails.
+        Programs look for this checkpoint, so training waits briefly until it is on disk, but not as
+        long as a large one takes. Training starts even if the save fails.
         """
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
@@ -351,14 +351,14 @@ class TrainingRun:
                 log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
 
     def final_save_s(self) -> float:
-        """How long the last save may take; after a stop request, the rest of the grace period."""
+        """Return how long the last save may take. After a stop request, that is the rest of the grace period."""
         if self._runtime.stops.reason is None:
             return FINAL_SAVE_S_MAX
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE
         return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stops.asked_s))
 
     def end_training(self) -> None:
-        """Releases the source, which is about to be closed; procsv no longer touches it."""
+        """Detach procsv from the source, whose owner is about to close it."""
         failpoint("trainer.after_last_step")
         self.is_over = True
         self._runtime.end_training(self)
@@ -373,9 +373,9 @@ class TrainingRun:
 
 
 def training_of(owner: Any) -> TrainingRun:
-    """The present training of a Supervisor, a monitored session or a CheckpointManager.
+    """Return the TrainingRun of a Supervisor, a monitored session or a CheckpointManager.
 
-    Raises ValueError if there is none.
+    Raise ValueError if there is none.
     """
     controller = owner._controller
     if controller is None or controller.training is None:
@@ -388,8 +388,9 @@ class GoneDirectory:
     """Decides when the end of a program stops waiting for its removed checkpoint directory.
 
     While the program trains, saves are retried without end: a filesystem may come back, or the user
-    may restore the directory.  At the end of a program without `procsv launch`, a user waits for
-    the process to end.  If `directory` is None nobody waits, and the retries never end.
+    may restore the directory. At the end of a program without `procsv launch`, a user waits for the
+    process to end, so the retries must stop. If `directory` is None nobody waits, and they never
+    stop.
     """
 
     def __init__(self, directory: Path | None, clock: Clock) -> None:

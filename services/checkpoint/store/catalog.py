@@ -1,7 +1,7 @@
 """Find and verify the checkpoints in a directory, and move bad ones aside.
 
-The store calls it on the disk thread.  It never deletes anything and never trusts a name: it returns
-a checkpoint only after verifying it file by file.
+The store calls it on the disk thread. It never deletes anything. It never trusts a name: each
+checkpoint is verified file by file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LocalListing(Listing):
         is_garbled: bool,
         catalog: Catalog | None = None,
     ) -> None:
-        """`catalog`: the checkpoints that are known to be good."""
+        """`catalog`: knows which checkpoints were verified before."""
         super().__init__(directory, basename, names, listed, trouble, is_garbled)
         self._catalog = catalog or Catalog()
 
@@ -78,7 +78,7 @@ class LocalListing(Listing):
 
 
 def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> LocalListing:
-    """Lists the checkpoints by their names and manifests, without reading a tensor."""
+    """List the checkpoints by their names and manifests, without reading a tensor."""
     save_path, there = Path(names.absolute_save_path(plan)), list[str]()
     with contextlib.suppress(FileNotFoundError):
         there = os.listdir(save_path.parent)  # noqa: PTH208  names are enough
@@ -87,9 +87,9 @@ def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> Lo
 
 
 def read_list(state_path: Path) -> tuple[list[str], str, bool]:
-    """Reads a `checkpoint` file.
+    """Read a `checkpoint` file.
 
-    Returns its paths, the latest first; what is wrong with it, or ""; and whether it is garbled.
+    Return its paths, the latest first, then what is wrong with it or "", then whether it is garbled.
     """
     try:
         state = read_state(state_path)
@@ -101,7 +101,7 @@ def read_list(state_path: Path) -> tuple[list[str], str, bool]:
 
 
 def listed_paths(state: StateFile, directory: Path) -> list[str]:
-    """Returns the paths in a `checkpoint` file, the latest first, each at its present location."""
+    """Return the paths in a `checkpoint` file, the latest first, each at its present location."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
     # List each path once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
     found: dict[tuple[str, str], str] = {}
@@ -111,7 +111,7 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
         absolute = os.path.join(directory, path)  # noqa: PTH118  keeps the spelling of an absolute path
         meant = Path(absolute)
         parent, name = resolve(str(meant.parent)), meant.name
-        # A moved or copied logdir still lists its old paths.  Use the files here and leave the originals alone.
+        # A moved or copied logdir still lists its old paths. Use the files here and leave the originals alone.
         if parent != here and names.has_files(str(beside := directory / Path(path).name)):
             absolute, parent, name = str(beside), here, beside.name
         found.setdefault((parent, name), absolute)
@@ -119,13 +119,13 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
 
 
 class Catalog:
-    """Verifies checkpoints, and skips those whose files have not changed since they were verified."""
+    """Verifies checkpoints, and verifies one again only if its files have changed."""
 
     def __init__(self) -> None:
         self._good: dict[str, Signature] = {}
 
     def verify_checkpoint(self, path: str) -> int:
-        """Does what Listing.verify_checkpoint says."""
+        """Do what Listing.verify_checkpoint says."""
         try:
             manifest = read_manifest(names.manifest_of(path))
         except BadCheckpoint:
@@ -143,23 +143,23 @@ class Catalog:
             except BadCheckpoint:
                 if manifest.index is not None and _is_of(manifest, path):
                     raise
-                # Perhaps another save replaced the files: then the manifest is void and their own checksums count.
+                # Another save may have replaced the files. If so, the manifest is void and their own checksums count.
                 return verify_foreign(path)
             self._good[path] = signature
         return manifest.step
 
     def trust(self, path: str) -> None:
-        """Remembers a checkpoint that was verified as it was written."""
+        """Remember a checkpoint that was verified as it was written."""
         self._good[path] = names.signature_of(names.all_files(path))
 
     def forget_checkpoints(self, paths: Iterable[str]) -> None:
-        """Forgets deleted checkpoints; a run of weeks has many."""
+        """Forget deleted checkpoints, of which a run of weeks has many."""
         for path in paths:
             self._good.pop(path, None)
 
 
 def _is_of(manifest: Manifest | None, path: str) -> bool:
-    """Like is_of, but True if a file is gone, because nothing has replaced it."""
+    """Whether the manifest belongs to the files, as in `is_of`. True if a file is gone, since nothing replaced it."""
     try:
         return is_of(manifest, path)
     except FileNotFoundError:
@@ -167,7 +167,7 @@ def _is_of(manifest: Manifest | None, path: str) -> bool:
 
 
 def verify_foreign(path: str) -> int:
-    """Verifies a checkpoint without a manifest (TensorFlow's or the user's) by its own checksums; returns its step."""
+    """Verify a checkpoint without a manifest (TensorFlow's or the user's) by its own checksums. Return its step."""
     if not Path(path + ".index").is_file():
         _verify_v1(path)
         return names.step_in_name(path)
@@ -181,7 +181,7 @@ def verify_foreign(path: str) -> int:
 
 
 def step_of(path: str, otherwise: int) -> int:
-    """Returns the global step stored in the checkpoint; `otherwise` if it holds none or cannot be read."""
+    """Return the global step stored in the checkpoint, or `otherwise` if it holds none or cannot be read."""
     with contextlib.suppress(BadBundle, OSError, ValueError):
         step = scalar_int(read_index(path), GLOBAL_STEP_KEY)
         return otherwise if step is None else step

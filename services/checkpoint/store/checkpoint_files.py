@@ -1,9 +1,9 @@
 """Define the protocol between the store and the place where a run's checkpoints are.
 
 LocalFiles (local_files.py) implements it for a directory, and UrlFiles (remote/url_files.py) for a
-URL that only TensorFlow's filesystem layer can reach.  The service chooses one when it starts
-(environment.py).  The store makes a checkpoint in a staging directory on this machine; the place
-then moves it into position, in an order of writes that survives a kill at any line.
+URL that only TensorFlow's filesystem layer can reach. The service chooses one when it starts
+(environment.py). The store makes a checkpoint in a staging directory on this machine. The place
+then moves its files into position, in an order of writes that survives a kill at any line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 class CheckpointFiles(Protocol):
     """A place for checkpoints.
 
-    Only the disk thread calls it.  OSError passes through unless a method says otherwise.
+    Only the disk thread calls it. OSError passes through unless a method says otherwise.
     """
 
     def has_logdir(self) -> bool:
@@ -31,45 +31,45 @@ class CheckpointFiles(Protocol):
         """
 
     def check_lease(self) -> None:
-        """Raises OSError if another machine has taken the logdir; then nothing may be written or removed there."""
+        """Raise OSError if another machine has taken the logdir, where nothing may be written or removed then."""
 
     def recover(self) -> None:
-        """Finishes what the previous service was interrupted in, except where that needs a plan."""
+        """Finish what the previous service had begun, except what needs a plan."""
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
-        """Lists the checkpoints.  A read-only place is not an error: whole checkpoints can still be restored."""
+        """List the checkpoints. A read-only place is not an error: whole checkpoints can still be restored."""
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
-        """Returns the `paths` that belong on the supervised Saver's own list."""
+        """Return the `paths` that belong on the supervised Saver's own list."""
 
     def run_before(self, plan: CheckpointPlan) -> str:
-        """Returns the run on another machine that used the place before ours, if the place records it; otherwise ""."""
+        """Return the run on another machine that used the place before ours, or "" if the place does not record it."""
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """Finds the newest good checkpoint of a step below `before` (-1: of any step).  Moves bad ones aside."""
+        """Find the newest good checkpoint of a step below `before` (-1: of any step). Move bad ones aside."""
 
     # -- saving ----------------------------------------------------------------------------------------------
     def path_of(self, plan: CheckpointPlan, name: str) -> str:
-        """Returns the path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
+        """Return the path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
 
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
-        """Creates an empty directory for a checkpoint of `size` bytes, and removes it after an error in the block."""
+        """Create an empty directory for a checkpoint of `size` bytes. It is removed after an error in the block."""
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Puts the complete and synced files of `staging` in place as checkpoint `path`.
+        """Put the complete and synced files of `staging` in place as checkpoint `path`.
 
-        Then lists it, and deletes old checkpoints, but not `serving`.  Returns the supervised Saver's
-        own list.  After an error the older checkpoints are still there.
+        Then list it, and delete old checkpoints, but not `serving`. Return the supervised Saver's own
+        list. After an error the older checkpoints are still there.
         """
 
     # -- checkpoints of other writers ------------------------------------------------------------------------
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Gives another writer's checkpoint its manifest, and repairs the list."""
+        """Give another writer's checkpoint its manifest, and repair the list."""
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
-        """Assigns a checkpoint that was adopted as another Saver's to the supervised Saver."""
+        """Assign a checkpoint to the supervised Saver that was adopted as another Saver's."""

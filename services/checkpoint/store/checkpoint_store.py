@@ -1,8 +1,8 @@
 """Write checkpoints from snapshots, find and verify them, and delete old ones.
 
-Only the disk thread calls the store, so commits, searches and deletions never race.  The store makes
-a checkpoint's files on this machine; checkpoint_files.py handles the place where they go.  It never
-decides when to save and never talks to a peer.
+Only the disk thread calls the store, so commits, searches and deletions never race. The store makes
+a checkpoint's files on this machine, and checkpoint_files.py moves them to their place. The store
+never decides when to save and never talks to a peer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 
 declare("checkpoint.before_fsync")
 
-# A run on another machine, which used the place before, may still be making a checkpoint.  Skip sequences so that it
-# does not look newer than ours.
+# A run on another machine that used the place before us may still be making a checkpoint. Skip sequences so that its
+# checkpoint does not look newer than ours.
 SEQUENCES_SKIPPED = 1000
 
 
@@ -55,7 +55,7 @@ class SlotGone(Exception):
 
 
 class SlotBad(Exception):
-    """The slot's contents do not match their checksums.  The text names the tensor."""
+    """The slot's contents do not match their checksums. The text names the tensor."""
 
 
 class Store:
@@ -69,7 +69,7 @@ class Store:
 
     # -- startup ---------------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """Returns the earlier runs of this logdir with snapshots in shared memory; notes this run for the next.
+        """Return the earlier runs of this logdir with snapshots in shared memory. Note this run for the next one.
 
         Snapshots of any other run belong to a deleted logdir and are not restored.
         """
@@ -82,12 +82,12 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Finishes what the previous service was interrupted in, except where that needs a plan."""
+        """Finish what the previous service had begun, except what needs a plan."""
         if self._files.has_logdir():
             self._files.recover()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        """Lists the checkpoints on disk; verifies the newest if a snapshot in memory may hold the same state."""
+        """List the checkpoints on disk. Verify the newest if a snapshot in memory may hold the same state."""
         listing = self._files.listing(plan)
         before = self._files.run_before(plan)
         top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
@@ -124,19 +124,19 @@ class Store:
 
     # -- restoring -------------------------------------------------------------------------------------------
     def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
-        """Finds the checkpoint to restore from, and protects it from deletion until `release`."""
+        """Find the checkpoint to restore from, and protect it from deletion until `release`."""
         found = self._files.find_checkpoint(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 
     def release(self) -> None:
-        """Ends the protection of that checkpoint: the trainer has restored it."""
+        """End that checkpoint's protection from deletion: the trainer has restored it."""
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Compares a slot with its checksums; raises SlotBad or SlotGone.
+        """Compare a slot with its checksums. Raise SlotBad or SlotGone.
 
-        It reads only memory, so it need not run on the disk thread.
+        This reads only memory, so it need not run on the disk thread.
         """
         reader = self._read_slot(info)
         try:
@@ -148,7 +148,7 @@ class Store:
 
     # -- checkpoints of other writers -------------------------------------------------------------------------
     def adopt_checkpoint(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> AdoptionResult:
-        """Gives another writer's checkpoint its manifest."""
+        """Give another writer's checkpoint its manifest."""
         return self._files.adopt_checkpoint(plan, examined, own, incarnation, self._serving)
 
     def make_own(self, plan: CheckpointPlan, path: str) -> None:
@@ -156,7 +156,7 @@ class Store:
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan) -> Durable:
-        """Writes `state` as a checkpoint.  After SlotGone, SlotBad or any other error the disk is as it was."""
+        """Write `state` as a checkpoint. After SlotGone, SlotBad or any other error the disk is as it was."""
         started_s = self._clock.monotonic()
         self._files.check_lease()
         if state.slot is not None:
@@ -185,7 +185,7 @@ class Store:
     def _write_checkpoint(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
-        """Writes the files and reads them back; returns the path for the `checkpoint` file, and the sums so far."""
+        """Write the files and read them back. Return the path for the `checkpoint` file, and the sums so far."""
         try:
             written = write.write_files(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
@@ -196,8 +196,8 @@ class Store:
                 reader.verify_slot()
             except PeerError as error:
                 raise SlotBad(str(error)) from error
-            raise  # the slot is good but the disk is not; the files are removed and written again
-        # Killed here: the files are complete and synced, but without an intent; the next start sweeps them.
+            raise  # the slot is good but the disk is not, so the files are removed and written again
+        # Killed here: the files are complete and synced, but there is no intent, so the next start sweeps them.
         return self._files.path_of(contents.plan, Path(written.path).name), written.sums
 
     def _persist_staged(self, state: SavableState, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:

@@ -1,14 +1,15 @@
-"""Commit a checkpoint in an order of writes that a kill at any line cannot break.
+"""Commit a checkpoint, ordering the writes so that a kill at any line does no damage.
 
-The store calls it on the disk thread.  It works on files alone and knows nothing of TensorFlow,
+The store calls it on the disk thread. It works on files alone and knows nothing of TensorFlow,
 slots or messages.
 
-A *staging area* is a directory on the checkpoint's own filesystem.  In it,
+A *staging area* is a directory on the checkpoint's own filesystem. In it,
 `staging/<sequence>.<run>/` holds a checkpoint in the making, and `replaced/<sequence>.<run>/` holds
-links to the files of the same name that it replaces.  A staging directory with `intent.json` is
-complete and on disk: if a kill interrupts the commit, the next process finishes it.  A directory
-without one is swept.  Either way the directory disappears, and with it the fence
-(base/system/fenced_rename.py) of the process that created it.
+links to the files of the same name that it replaces. A staging directory with `intent.json` is
+complete and on disk: if a kill interrupts the commit, the next process finishes it. A directory
+without one is swept. Either way the directory disappears. A commit moves files only out of its
+directory or into it, so a process that has lost the logdir can no longer change a checkpoint
+(base/system/fenced_rename.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ declare(
 )
 
 
-_OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # names of our directories; an earlier procsv left the run out
+_OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # names of our directories; earlier versions of procsv left the run out
 SWEEPS_MAX = 10  # tries to empty a directory in which another process keeps creating files
 
 
@@ -55,17 +56,18 @@ class StagingArea:
     """The directories `staging` and `replaced` on one filesystem."""
 
     def __init__(self, home: Path, run: str = "") -> None:
-        """`run`: the run that commits here; it keeps commits of two runs with the same sequence apart."""
+        """`run`: the run that commits here. Its name keeps commits of two runs with the same sequence apart."""
         self.home = home
         self.staging = home / "staging"
         self.replaced = home / "replaced"
         self._run = run
 
     def begin_commit(self, sequence: int) -> Path:
-        """Creates an empty staging directory.
+        """Create an empty staging directory.
 
-        A machine that takes over the logdir sweeps it before it looks at anything.  So if the lease
-        is still ours after this call, it covers everything that the commit renames.
+        A machine that takes over the logdir sweeps this directory first. So if the lease is still
+        ours after this call, no later takeover can miss the directory, and none of our renames can
+        succeed after the takeover.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
@@ -77,10 +79,10 @@ class StagingArea:
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
-        """Moves the synced files of `staging` into place; returns the old checkpoints that it could not delete.
+        """Move the synced files of `staging` into place, and return the old checkpoints that could not be deleted.
 
-        OSError passes through after everything is undone.  Fenced: another run has taken over, and
-        has dealt with this commit.
+        Raise an OSError once everything is undone. Raise Fenced if another run has taken over; it has
+        then dealt with this commit.
         """
         try:
             disk.fsync_path(staging)  # sync the file names, so that no power failure leaves an intent without files
@@ -106,12 +108,12 @@ class StagingArea:
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
     def recover_commits(self, elsewhere: Path | None = None) -> None:
-        """Finishes interrupted commits: carries out whole ones, undoes damaged ones, and sweeps the rest.
+        """Finish interrupted commits: carry out whole ones, undo damaged ones, and sweep the rest.
 
-        A commit that cannot be read now stays for the next call.  So does one that would write
-        neither beside the staging area nor to `elsewhere`, the directory in the plan: a file that
-        came with a logdir must not choose where we write.  Killed here: the next start does the same
-        again.
+        `elsewhere`: the plan's checkpoint directory. A commit that cannot be read now stays for the
+        next call. So does one whose target is neither the directory that holds the staging area nor
+        `elsewhere`: a file that came with a logdir must not choose where we write. Killed here: the
+        next start does the same again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -135,10 +137,10 @@ class StagingArea:
             _sweep(staging)
         over = [path for path in self._own_directories(self.replaced) if path.name not in unread]
         for leftover in [*over, *self.replaced.glob(".*.new")]:
-            disk.try_to_remove_tree(leftover)  # its commit was complete, only the cleanup was cut short
+            disk.try_to_remove_tree(leftover)  # its commit was complete, and only the clean-up was cut short
 
     def _take_up(self, staging: Path, intent: Intent) -> bool:
-        """Carries out an interrupted commit, or undoes a damaged one; False if its files cannot be read now."""
+        """Carry out an interrupted commit, or undo a damaged one. Return False if its files cannot be read now."""
         try:
             _verify_wherever(staging, intent)
         except BadCheckpoint:
@@ -153,9 +155,10 @@ class StagingArea:
         return True
 
     def _was_over(self, staging: Path, intent: Intent) -> bool:
-        """Whether this commit was complete and only its cleanup was cut short.
+        """Whether this commit was complete and only its clean-up was cut short.
 
-        Then the catalog reports any damage, and nothing is undone: the checkpoint was acknowledged.
+        If so, damage found now is left for the catalog to report, and nothing is undone: the
+        checkpoint was acknowledged.
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -168,38 +171,38 @@ class StagingArea:
         return False
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
-        if where.is_dir() and not where.is_symlink():  # a link leads to other people's files
+        if where.is_dir() and not where.is_symlink():  # a link may lead to other people's files
             found = [p for p in where.iterdir() if _OWN.fullmatch(p.name)]
             yield from [p for p in found if p.is_dir() and not p.is_symlink()]
 
     def _is_newest(self, intent: Intent) -> bool:
-        """Returns False if a later commit has put another checkpoint under the same name."""
+        """Return False if a later commit has put another checkpoint under the same name."""
         with contextlib.suppress(BadCheckpoint):
             there = read_manifest(manifest_of(intent.path))
             return there is None or there.sequence <= intent.manifest.sequence
         return True
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
-        """Carries out an intent, up to the `checkpoint` file.  Every line can run again after a kill."""
+        """Carry out an intent, except for the deletions. Every line can run again after a kill."""
         fence = FencedRename(staging, INTENT)
         failpoint("checkpoint.before_rename")
         self._set_aside(staging, intent)
-        # Killed from here on: the files are whole, some staged and some in place; the next start continues.
+        # Killed from here on: all files are whole, some staged and some in place, and the next start continues.
         for name in placing_order(list(intent.manifest.files)):
             fence.place(name, intent.directory / name)
         for stale in _stale_files(intent):
             fence.take_away(stale)  # a file of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
-        # Killed here: complete but not listed, so TensorFlow still reads the previous one.  No power failure leaves it
-        # listed without its files, because their names are synced together with the manifest in the same directory.
+        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the previous one. No power
+        # failure leaves it listed without its files: their names are synced with the manifest in the same directory.
         failpoint("checkpoint.before_manifest")
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
-        # Killed here: complete and verifiable, but not the latest yet.
+        # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
         failpoint("checkpoint.before_state")
         listed = list_text(intent.save_path, list(intent.listed), intent.relative, intent.lists_times)
         fence.put(Path(intent.state_file), listed)
-        # Killed here: durable but not acknowledged, and too many old ones are kept.
+        # Killed here: the checkpoint is durable but not acknowledged, and too many old ones are kept.
 
     def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
         undeleted, fence = [], FencedRename(staging, INTENT)
@@ -213,7 +216,8 @@ class StagingArea:
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
         # Killed here, or power lost (which may bring files back): the intent is still there, so they are deleted again.
-        # An OSError means that the directory is gone with its contents, or that the next commit will report the disk.
+        # On OSError, either the directory and its contents are gone, or the disk is failing, which the next commit will
+        # report.
         with contextlib.suppress(OSError):
             fence.flush_removals()
         for directory in {Path(path).parent for path in intent.delete}:
@@ -222,7 +226,7 @@ class StagingArea:
         return undeleted
 
     def _set_aside(self, staging: Path, intent: Intent) -> None:
-        """Links the files of an older checkpoint of the same name into `replaced`, for an undo."""
+        """Link the files of an older checkpoint of the same name into `replaced`, for an undo."""
         kept = self.replaced / staging.name
         if kept.exists():
             return  # linked before a kill; the files in place may already be the new ones
@@ -234,16 +238,16 @@ class StagingArea:
         disk.make_dirs(making)
         for path in old:
             disk.link_or_copy(path, making / path.name)
-        disk.fsync_files(making)  # they are copies where the filesystem has no links
+        disk.fsync_files(making)  # where the filesystem has no links they are copies
         disk.fsync_path(making)
         disk.rename(making, kept)
         # Killed here: the links lead to files that are still in place, which is harmless.
         disk.fsync_path(self.replaced)
 
     def _undo(self, staging: Path, intent: Intent) -> None:
-        """Removes the files that were placed, and restores the older checkpoint of that name."""
+        """Remove the files that were placed, and restore the older checkpoint of that name."""
         kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
-        is_placed = kept.exists() or not intent.replaces  # otherwise the older checkpoint is still in place, untouched
+        is_placed = kept.exists() or not intent.replaces  # otherwise the older one is in place, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
                 fence.take_away(intent.directory / name)
@@ -256,38 +260,41 @@ class StagingArea:
                 target = intent.directory / path.name
                 fence.take_away(target)
                 disk.link_or_copy(path, target)
-                disk.fsync_path(target)  # it is a copy where the filesystem has no links
+                disk.fsync_path(target)  # where the filesystem has no links it is a copy
         fence.flush_removals()
         disk.fsync_path(intent.directory)
-        # Killed before this: the next start undoes it again, and everything set aside is still there.
+        # Killed before this: the next start undoes the commit again, since everything set aside is still there. But if
+        # no file had been placed, all are still staged, and the next start carries the commit out.
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
-        # Killed here: the older checkpoint is in place, and the next start leaves it alone.
+        # Killed here: an older checkpoint of this name is in place, and a further undo leaves it alone.
         _put_state_back(fence, Path(intent.state_file), intent.state_before)
         fence.flush_removals()
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
-        """Removes the traces of a commit; the intent goes last, when nothing needs it any more."""
+        """Remove the traces of a commit. The intent goes last, when nothing needs it any more."""
         kept = self.replaced / staging.name
         disk.try_to_remove_tree(_making(kept))
         disk.try_to_remove_tree(kept)
-        # Killed here: the next start carries it out once more, which changes nothing.
+        # Killed here after a commit: the next start carries it out again, which changes nothing. Killed here after an
+        # undo: the next start undoes it again, or commits it if all files are still staged.
         with contextlib.suppress(OSError):
             disk.unlink_if_there(staging / INTENT)
         disk.try_to_remove_tree(staging)
 
 
 def _making(kept: Path) -> Path:
-    """Returns where the links are made before they are renamed to `kept`."""
+    """Return the directory where the links are made before it is renamed to `kept`."""
     return kept.with_name(f".{kept.name}.new")
 
 
 def _listed_since(intent: Intent) -> tuple[str, ...]:
-    """Returns the list for the `checkpoint` file when an interrupted commit is carried out.
+    """Return the list for the `checkpoint` file when an interrupted commit is carried out.
 
-    If another writer (a Saver in the trainer) has replaced the file since, its latest stays the latest.
+    If another writer (a Saver in the trainer) has replaced the file since, the checkpoint that it
+    calls latest stays the latest.
     """
     now = read_text(Path(intent.state_file))
     if now is None or now == intent.state_before:
@@ -307,7 +314,7 @@ def _listed_since(intent: Intent) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str | None:
-    """Returns the bytes of the `checkpoint` file as latin-1 text, since it may be garbled."""
+    """Return the bytes of the `checkpoint` file as latin-1 text, since it may be garbled."""
     try:
         return read_data(path, follows_links=True).decode("latin-1")
     except FileNotFoundError:
@@ -324,7 +331,7 @@ def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None
 
 
 def _sweep(staging: Path) -> None:
-    """Removes a staging directory, even while its maker, which should be dead, keeps creating files there.
+    """Remove a staging directory, even if the process that made it is not dead and keeps creating files there.
 
     Files that cannot be removed stay for the next call.
     """
@@ -335,20 +342,20 @@ def _sweep(staging: Path) -> None:
 
 
 def _verify_wherever(staging: Path, intent: Intent) -> None:
-    """Verifies each file where it is: still in staging, or already in place."""
+    """Verify each file where it is: still in staging, or already in place."""
     for name, expected in intent.manifest.files.items():
         staged = staging / name
         verify_file(staged if staged.exists() else intent.directory / name, expected)
 
 
 def _stale_files(intent: Intent) -> list[Path]:
-    """Returns files of an older checkpoint of this name that the new one does not replace: other shards, or a .meta."""
+    """Return files of an older checkpoint of this name that the new one does not replace: more shards, or a .meta."""
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]
 
 
 def delete_surely(path: str) -> None:
-    """Removes a checkpoint safely where no intent would repeat the removal after a power failure.
+    """Remove a checkpoint when there is no intent from which the removal could be repeated after a power failure.
 
     The index goes first, so that no torn checkpoint remains, then the data, and the manifest last.
     Killed in between: a manifest without an index tells the next start what to remove.
@@ -363,9 +370,10 @@ def delete_surely(path: str) -> None:
 
 
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
-    """Finishes interrupted deletions: removes manifests whose index is gone, and their files.
+    """Finish interrupted deletions: remove manifests whose index is gone, and their files.
 
-    If a checkpoint has another name, a Saver of the program has deleted it, and only the manifest is ours.
+    If a manifest's name does not begin with `basename`, the checkpoint is not ours: a Saver of the
+    program has deleted it, and only the manifest is ours to remove.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):

@@ -1,8 +1,8 @@
-"""Read and write the intent of a commit: everything that another process needs to finish it.
+"""Read and write the intent of a commit: everything that another process needs to finish the commit.
 
-The commit (commit.py) writes it into its staging directory once all files there are complete.  A
+The commit (commit.py) writes the intent into its staging directory once all files there are complete. A
 logdir may be moved or copied before the commit is finished, so paths inside the checkpoint's
-directory are stored relative to it.  An intent for a directory outside the logdir is valid only
+directory are stored relative to it. An intent for a directory outside the logdir is valid only
 where it was made.
 """
 
@@ -23,9 +23,9 @@ INTENT = "intent.json"
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """A commit in its present place.  All paths are absolute."""
+    """A commit, with absolute paths to where its files are now."""
 
-    path: str  # the checkpoint's, as the `checkpoint` file will list it
+    path: str  # of the checkpoint, as the `checkpoint` file will list it
     manifest: Manifest
     state_file: str
     save_path: str  # from the plan; decides whether listed paths are relative
@@ -45,12 +45,12 @@ class _File(msgspec.Struct, frozen=True):
     """An intent as it is stored."""
 
     staging: str  # where it was made
-    directory: str  # of the checkpoint; relative to `staging` if `staging` lies in it, otherwise absolute
-    intent: Intent  # its paths inside `directory` are relative to it
+    directory: str  # of the checkpoint; relative to `staging` if that lies in the directory, otherwise absolute
+    intent: Intent  # with paths relative to `directory` for files in it
 
 
 def write_intent(staging: Path, intent: Intent) -> None:
-    """Writes the intent.  Killed in the middle: there is no intent, and the staging directory is swept."""
+    """Write the intent. Killed here: there is no intent, and the next start sweeps the staging directory."""
     directory = str(intent.directory)
     is_within = staging.is_relative_to(directory)
     where = os.path.relpath(directory, staging) if is_within else directory
@@ -59,10 +59,10 @@ def write_intent(staging: Path, intent: Intent) -> None:
 
 
 def read_intent(staging: Path) -> Intent | None:
-    """Reads the intent of a commit.
+    """Read the intent of a commit.
 
-    Returns None if there is none, or if it is damaged, made for another place or not one of our
-    commits.  OSError passes through.
+    Return None if there is no intent, or if it is damaged, was made for another place, or would
+    change files other than its checkpoint's. OSError passes through.
     """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)
@@ -87,7 +87,7 @@ def read_intent(staging: Path) -> Intent | None:
 
 
 def _is_plain(intent: Intent, directory: str) -> bool:
-    """Whether it changes only files of its own checkpoint and the `checkpoint` file beside them."""
+    """Whether the intent places only files of its own checkpoint and the `checkpoint` file beside them."""
     base = intent.path.rpartition("/")[2]
     names = [name == base or (name.startswith(f"{base}.") and "/" not in name) for name in intent.manifest.files]
     return all(names) and _is_in(intent.path, directory) and _is_in(intent.state_file, directory)

@@ -1,7 +1,7 @@
 """List a directory's checkpoints and the files that belong to none.
 
-tools/inventory.py uses it for a local directory, and remote/inventory.py for a URL.  It only reads,
-so it may run beside a live run.
+tools/inventory.py uses it for a local directory, and remote/inventory.py for a URL. It only reads, so
+it may be used during a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procsv.services.checkpoint.store.search import Listing
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """One checkpoint.  `time` is in Unix seconds; `step` is -1 if unknown."""
+    """One checkpoint. `time` is in Unix seconds; `step` is -1 if unknown."""
 
     path: str
     step: int
@@ -38,31 +38,31 @@ class Inventory(msgspec.Struct, kw_only=True):
     directory: str
     checkpoints: list[Item]  # oldest step first
     rejected: list[str]  # directories of checkpoints that were moved aside
-    leftovers: list[str]  # files of no checkpoint: one is being written, or a save or deletion was cut short
+    leftovers: list[str]  # files of no checkpoint, from a save that is under way, or a save or deletion cut short
     error: str | None  # what is wrong with the `checkpoint` file
 
 
 class CheckpointDirectory(Listing):
-    """A checkpoint directory that the inventory can read.  OSError passes through."""
+    """A checkpoint directory that the inventory can read. OSError passes through."""
 
     @abstractmethod
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
-        """Returns name -> (size in bytes, time of change in Unix seconds) for each existing file of a checkpoint."""
+        """Return name -> (size in bytes, time of change in Unix seconds) for each existing file of a checkpoint."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
-        """Raises BadCheckpoint if a byte is wrong."""
+        """Raise BadCheckpoint if a byte is wrong."""
 
     def check_structure(self, path: str) -> object:
-        """Raises BadBundle if a checkpoint without a manifest looks incomplete; does not read all of it."""
+        """Raise BadBundle if a checkpoint without a manifest looks incomplete. Not all of it is read."""
         return None
 
     def step_of(self, path: str) -> int:
-        """Returns the step of a checkpoint without a manifest; -1 if unknown."""
+        """Return the step of a checkpoint without a manifest, or -1 if unknown."""
         return step_in_name(path)
 
     def take_inventory(self, paths: Iterable[str], rejected: Iterable[str], verify: bool) -> Inventory:
-        """Takes stock of the checkpoints `paths`.  `verify`: check every byte, not only sizes."""
+        """Return the inventory of the checkpoints `paths`. `verify`: check every byte, not only sizes."""
         known = {base_of(path.rpartition("/")[2]) for path in paths}
         return Inventory(
             directory=self.directory,

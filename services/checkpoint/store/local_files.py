@@ -1,9 +1,9 @@
 """Keep checkpoints in a directory that system calls reach.
 
-The store uses it.  It finishes interrupted commits and deletions before it reads or saves anything;
-commit.py defines the order of writes of a save.  It also *adopts* checkpoints of other writers once
-scan.py has verified them: it gives each a manifest and its place on the list, and deletes only
-checkpoints that exceed the supervised Saver's rule.
+The store uses this module. It finishes interrupted commits and deletions before it reads or saves
+anything. commit.py defines the order of a save's writes. This module also *adopts* checkpoints of
+other writers once scan.py has verified them: it gives each a manifest and its place on the list, and
+deletes only checkpoints that exceed the supervised Saver's rule.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.staging_areas import Staging, StagingAreas, check_room
 
-LOCK_S_MAX = 1.0  # after this wait, leave the list to the holder of the lock and repair it with the next adoption
+LOCK_S_MAX = 1.0  # after this wait, leave the list to the holder of the lock, and repair it at the next adoption
 
 
 class LocalFiles:
@@ -49,7 +49,7 @@ class LocalFiles:
     def __init__(
         self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
     ) -> None:
-        """`on_change`: called with the indexes and `checkpoint` files that are about to be placed or removed."""
+        """`on_change`: called with the indexes and `checkpoint` files that are about to be written or removed."""
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
         self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
@@ -67,12 +67,12 @@ class LocalFiles:
         self._staging_areas.open_home()
 
     def _prepare(self, plan: CheckpointPlan) -> StagingArea:
-        """Finishes interrupted commits and deletions, and returns the staging area for a plan's checkpoints."""
+        """Finish interrupted commits and deletions, and return the staging area for a plan's checkpoints."""
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._paths.home
         if not directory.is_dir():
-            return self._staging_areas.at(home)  # there is no checkpoint and none can be saved
+            return self._staging_areas.at(home)  # there is no checkpoint, and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         area = self._staging_areas.at(home if same_disk else directory / ".procsv")
@@ -85,7 +85,7 @@ class LocalFiles:
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
                         disk.unlink_if_there(leftover)
             listing = list_checkpoints(plan)
-            # Leave listed checkpoints alone, so that the listing still reports them.
+            # Leave listed checkpoints alone, so that a search still reports what is wrong with them.
             finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
         self._rotation.start_list(plan, listing)
@@ -127,7 +127,7 @@ class LocalFiles:
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Commits under the lock, so that nobody else writes the `checkpoint` file."""
+        """Commit under the lock, so that nobody else writes the `checkpoint` file."""
         with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             return self._commit_locked(staging, plan, path, manifest, serving)
 
@@ -136,7 +136,7 @@ class LocalFiles:
     ) -> tuple[str, ...]:
         area, directory = staging
         listing = list_checkpoints(plan)
-        # A checkpoint that is replaced keeps its owner.
+        # A checkpoint that replaces one of the same name keeps its owner.
         is_external = self._rotation.is_known_external(path, listing.manifests)
         manifest = msgspec.structs.replace(manifest, is_external=is_external)
         outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
@@ -175,10 +175,10 @@ class LocalFiles:
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Adopts a checkpoint; an OSError leaves everything unchanged.
+        """Adopt a checkpoint. An OSError leaves everything unchanged.
 
-        `own`: the supervised Saver has saved it.  The trainer reports a save only after it has ended.
-        So while a Saver holds the lock the owner is unknown, and the adoption waits.
+        `own`: the supervised Saver has saved it. The trainer reports a save only after the save has
+        ended. So while a Saver holds the lock the owner is unknown, and the adoption waits.
         """
         self.check_lease()
         self._prepare(plan)
@@ -187,7 +187,7 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # If it is known, it is ours and was seen before its manifest was written.  Keep that manifest.
+                # A known checkpoint is ours, and was seen before its manifest was written. Keep that manifest.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
             if not own and there is not None and there.files == examined.files:  # copied or touched
@@ -207,7 +207,7 @@ class LocalFiles:
                 is_external=is_external,
             )
             replace_file(names.manifest_of(path), encode_manifest(with_index(manifest, path)))
-            # Killed here: it is adopted, and the next save deletes the checkpoints over `max_to_keep`.
+            # Killed here: the checkpoint is adopted, and the next save deletes those over `max_to_keep`.
             self._catalog.trust(path)
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
         own_list = self._rotation.own(listed, plan, {path: manifest})
@@ -226,13 +226,13 @@ class LocalFiles:
                 self._repair_list(plan, serving)
 
     def _repair_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
-        """Brings the `checkpoint` file and the files in line with external saves; returns the listed paths."""
+        """Bring the `checkpoint` file and the files in line with external saves. Return the listed paths."""
         listing = list_checkpoints(plan)
         before = listing.kept
         outcome = self._rotation.repaired(plan, listing, self._clock.wall())
         served = tuple(p for p in outcome.delete if p == serving)
         listed = served + outcome.listed
-        # Delete the excess first.  Killed in between: every reader of the list skips listed files that are gone.
+        # Delete the excess first. Killed in between: every reader of the list skips listed files that are gone.
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
                 delete_surely(path)

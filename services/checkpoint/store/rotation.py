@@ -1,7 +1,7 @@
 """Work out the list of checkpoints after a save, and which old checkpoints to delete.
 
-The store calls it on the disk thread with the lock on `checkpoint` held.  It applies the rules of
-retention.py to the files; it writes and deletes nothing itself.
+local_files.py uses it on the disk thread, and holds the lock on `checkpoint` during a change. This
+module applies the rules of retention.py to the files, and writes and deletes none itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, re
 
 
 class Rotation:
-    """The lists as they were last written or read."""
+    """The lists of the plans, as they were last written or read."""
 
     def __init__(self, start: Start, memory: StoredState) -> None:
         self._start, self._memory = start, memory
@@ -46,10 +46,10 @@ class Rotation:
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
     def start_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Assigns the listed checkpoints to the supervised Saver, as TensorFlow's own Saver does.
+        """Assign the listed checkpoints to the supervised Saver, as TensorFlow's own Saver does.
 
-        Only the first call counts.  Checkpoints saved since the run began count only if the trainer
-        reports them.  `listing`: the present listing, if the caller has one.
+        Only the first call counts. Checkpoints saved since the run began count only if the trainer
+        reports them. `listing`: the present listing, if the caller has one.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -73,12 +73,12 @@ class Rotation:
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan, known: Manifests) -> tuple[str, ...]:
-        """Returns the `paths` that belong on the supervised Saver's own list."""
+        """Return the `paths` that belong on the supervised Saver's own list."""
         return tuple(p for p in paths if not self._is_external(p, plan, _manifest_of(p, known)))
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
-        """Returns the repaired list after another Saver has written it."""
+        """Return the repaired list after another Saver has written it."""
         return self._repaired(plan, listing, now, self._look_at_list(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
@@ -86,7 +86,7 @@ class Rotation:
         return repair([*map(look, before)], [*map(look, listing.kept)], rule_of(self._memory, plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> RetentionOutcome:
-        """Returns the list with our new checkpoint `path` of step `step`, which is about to be put in place."""
+        """Return the list with our new checkpoint `path` of step `step`, which is about to be put in place."""
         look = self._look_at_list(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
@@ -95,17 +95,17 @@ class Rotation:
         return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
     def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
-        """Notes a list that a search has written, so that bad checkpoints do not come back."""
+        """Note a list that a search has written, so that bad checkpoints do not come back."""
         self._before[absolute_save_path(plan)] = listed
 
     def is_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
-        """Notes a list that is on disk."""
+        """Note a list that is on disk."""
         save_path = absolute_save_path(plan)
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
-        """Returns a lookup for one change of the list; it reads each manifest once, as nobody else writes any."""
+        """Return a lookup for one change of the list. It reads each manifest once, since nobody else writes any."""
 
         def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
@@ -115,13 +115,13 @@ class Rotation:
 
 
 def run_began(start: Start) -> float | None:
-    """Returns when the run began (Unix seconds; None if unknown)."""
+    """Return when the run began (Unix seconds; None if unknown)."""
     run = read_run(start.paths.run_json)
     return run.started_at if run is not None and run.run == start.run else None
 
 
 def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-    """Returns the rule for a plan's checkpoints.  `next_keep`: replaces the stored time."""
+    """Return the rule for a plan's checkpoints. `next_keep`: replaces the stored time."""
     if next_keep is None:
         base = Path(absolute_save_path(plan)).name
         next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
@@ -133,8 +133,8 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int) -> frozenset[str]:
-    """Returns listed checkpoints of other writers that are of a later step than ours.
+    """Return listed checkpoints of other writers that are of a later step than ours.
 
-    They were saved during this trainer's life; otherwise it would have resumed from them.
+    They were saved while this trainer ran, because otherwise it would have resumed from them.
     """
     return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)

@@ -1,6 +1,6 @@
 """Scan for external checkpoints: find them by names and times, then verify them.
 
-process.py runs it on threads of its own, also during a commit.  It only reads and fsyncs.
+process.py runs scans on threads of their own, also during a commit. They only read and fsync.
 external_saves.py decides what to do with the result, and the store does it.
 """
 
@@ -23,7 +23,7 @@ _INDEX = ".index"
 
 
 def scan_directory(plan: CheckpointPlan) -> Scan:
-    """Lists the external checkpoints.  Reports a missing directory as trouble; other OSErrors pass through."""
+    """List the external checkpoints. Report a missing directory as trouble. Other OSErrors pass through."""
     directory = Path(names.absolute_save_path(plan)).parent
     try:
         trouble = trouble_with(directory)
@@ -31,7 +31,7 @@ def scan_directory(plan: CheckpointPlan) -> Scan:
     except FileNotFoundError:
         if directory.is_dir():
             raise
-        return Scan((), None, _gone(directory))  # it vanished during the scan
+        return Scan((), None, _gone(directory))  # the directory vanished during the scan
 
 
 def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
@@ -48,7 +48,7 @@ def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
 
 
 def trouble_with(directory: Path) -> str:
-    """Returns why nothing can be saved in `directory`; "" if it can."""
+    """Return why nothing can be saved in `directory`, or "" if saving works."""
     if not directory.is_dir():
         return _gone(directory)
     try:
@@ -67,7 +67,7 @@ def _gone(directory: Path) -> str:
 
 
 def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | None:
-    """Returns the checkpoint as it is now; None if it has its manifest, or is gone."""
+    """Return the checkpoint as it is now, or None if it has its own manifest, or is gone."""
     with contextlib.suppress(FileNotFoundError):
         if names.has_files(path) and not is_known(path, manifest):
             return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)
@@ -75,7 +75,7 @@ def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | 
 
 
 def is_known(path: str, manifest: Manifest | None = None) -> bool:
-    """Whether a checkpoint has a manifest of its own.  `manifest`: the one that the caller has just read, if any."""
+    """Whether a checkpoint has a manifest of its own. `manifest`: the one that the caller has just read, if any."""
     try:
         return (manifest is not None and is_of(manifest, path)) or is_of(manifest_or_none(path), path)
     except FileNotFoundError:
@@ -83,14 +83,14 @@ def is_known(path: str, manifest: Manifest | None = None) -> bool:
 
 
 def signature_of_model(path: str) -> Signature:
-    """Returns the signature of all files but the manifest.  FileNotFoundError if one has just been removed."""
+    """Return the signature of all files except the manifest. FileNotFoundError if one has just been removed."""
     return names.signature_of([*names.model_files(path), *(p for p in (names.meta_of(path),) if p.is_file())])
 
 
 def examine(sighting: Sighting, clock: Clock) -> Verified:
-    """Verifies a whole checkpoint by its own checksums and syncs it.
+    """Verify a whole checkpoint by its own checksums, and sync it.
 
-    The result has neither files nor an error if the checkpoint has changed since it was seen.
+    The result has neither files nor an error if the checkpoint has changed since the sighting.
     """
     began_s, path, signature = clock.monotonic(), sighting.path, sighting.signature
     step, sums, error, is_read = names.step_in_name(path), dict[str, FileSum](), "", True
@@ -122,7 +122,7 @@ def examine(sighting: Sighting, clock: Clock) -> Verified:
 
 
 def _put_on_disk(file: Path) -> None:
-    """Syncs a file in case its writer has not.  BadCheckpoint if that fails, whatever the file seems to hold."""
+    """Sync a file in case its writer has not. BadCheckpoint if the sync fails, whatever the file seems to hold."""
     try:
         disk.fsync_path(file)
     except FileNotFoundError:

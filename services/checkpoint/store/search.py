@@ -1,8 +1,8 @@
 """Search for the checkpoint to restore: the first good one, in the order of the listing.
 
-LocalListing (catalog.py) and UrlListing (remote/catalog.py) handle local and remote directories.  A
-bad checkpoint is moved aside and taken off the list.  One that cannot be read now is skipped and left
-alone, because a later search may be able to read it.
+LocalListing (catalog.py) and UrlListing (remote/catalog.py) handle local and remote directories. A
+bad checkpoint is moved aside and taken off the list. A checkpoint that cannot be read now is skipped
+and left alone, because a later search may be able to read it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Listing(ABC):
     def __init__(
         self, directory: str, basename: str, names: Sequence[str], listed: Sequence[str], trouble: str, is_garbled: bool
     ) -> None:
-        """`names`: everything in the directory.  `listed`: the paths in the `checkpoint` file, the latest first."""
+        """`names`: everything in the directory. `listed`: the paths in the `checkpoint` file, the latest first."""
         self.directory, self.basename, self.names = directory, basename, names
         self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
-        self.is_garbled = is_garbled  # the `checkpoint` file was read but makes no sense
+        self.is_garbled = is_garbled  # the `checkpoint` file can be read but makes no sense
         numbered = [n.removesuffix(".index") for n in names if is_like(n, basename, _NUMBERED)]
         found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
         known = {base_of(path) for path in listed}
@@ -49,22 +49,22 @@ class Listing(ABC):
 
     @abstractmethod
     def manifest_of(self, path: str) -> Manifest | None:
-        """Returns the manifest; None if there is none.  BadCheckpoint if it makes no sense."""
+        """Return the manifest, or None if there is none. BadCheckpoint if it makes no sense."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
-        """Verifies a checkpoint and returns its step.
+        """Verify a checkpoint and return its step.
 
-        BadCheckpoint says why it is not whole; OSError means that it cannot be read now.
+        BadCheckpoint says why the checkpoint is not whole. OSError means that it cannot be read now.
         """
 
     @abstractmethod
     def move_aside(self, path: str) -> None:
-        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the next start moves the rest."""
+        """Move a checkpoint's files into `<name>.rejected/`. Killed in between: the next start moves the rest."""
 
     @abstractmethod
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
-        """Replaces the `checkpoint` file; `paths` oldest first."""
+        """Replace the `checkpoint` file. `paths`: oldest first."""
 
     def _candidate(self, path: str, listed: bool) -> Candidate:
         manifest = None
@@ -86,7 +86,7 @@ class Listing(ABC):
 
     # -- the search ------------------------------------------------------------------------------------------
     def search(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """Finds the first good checkpoint.  `before`: skip checkpoints of this step and later (-1: none)."""
+        """Find the first good checkpoint. `before`: skip checkpoints of this step and later (-1: none)."""
         rejected, bad = [], set[str]()
         for position, candidate in enumerate(self.candidates):
             if 0 <= before <= candidate.step:
@@ -110,14 +110,14 @@ class Listing(ABC):
         return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
-        """Verifies again after an OSError: a transient error must not cost the steps since an older checkpoint."""
+        """Verify, and once more after an OSError: a transient error must not cost the steps since an older one."""
         try:
             return self.verify_checkpoint(path)
         except OSError:
             return self.verify_checkpoint(path)
 
     def _relist(self, plan: CheckpointPlan, position: int, bad: set[str]) -> tuple[str, ...]:
-        """Writes a `checkpoint` file without bad checkpoints; returns the paths in it."""
+        """Write a `checkpoint` file without bad checkpoints. Return the paths in it."""
         good = self.candidates[position]
         older = [c for c in self.candidates[position + 1 :] if self.is_there(c.path)]
         older = [c for c in older if c.listed] if good.listed and not self.is_garbled else older

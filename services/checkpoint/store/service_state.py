@@ -1,7 +1,7 @@
-"""Store the service's state that outlives a run in `procsv/checkpoints.json`.
+"""Keep the part of the service's state that outlives a run, in `procsv/checkpoints.json`.
 
-The store uses it.  Losing the file costs little: one checkpoint more or less is kept permanently,
-and an earlier run's snapshot in shared memory is not recognised.
+The store uses it. Losing the file costs little: one checkpoint more or less is kept permanently, and
+an earlier run's snapshot in shared memory is not recognised.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NAME = "checkpoints.json"
 
 
 class _Contents(msgspec.Struct):
-    runs: list[str] = []  # runs whose snapshots in shared memory belong to this logdir
+    runs: list[str] = []  # the runs whose snapshots in shared memory belong to this logdir
     claims: dict[str, str] = {}  # directory elsewhere -> the last run on this machine that has used it
     next_keep: dict[str, float] = {}  # basename -> when to keep the next checkpoint permanently (Unix seconds)
 
 
 class StoredState:
-    """The file in `home`.  Each call reads it again."""
+    """The file in `home`. Each call reads it again."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
@@ -60,7 +60,7 @@ class StoredState:
         self._write_contents(contents)
 
     def claims(self, directory: str) -> str:
-        """Returns the last run on this machine that has taken `directory`."""
+        """Return the last run on this machine that has taken `directory`."""
         return self._read_contents().claims.get(directory, "")
 
     def note_claim(self, directory: str, run: str) -> None:

@@ -1,7 +1,7 @@
-"""Keep a run's staging areas and the leases that allow us to change them.
+"""Manage the staging areas in which a run makes its checkpoints, and check the leases on them.
 
-A run makes its checkpoints in staging areas, which are directories on this machine.  local_files.py
-and remote/url_files.py use this module on the disk thread.
+Staging areas are directories on this machine. local_files.py and remote/url_files.py use this module
+on the disk thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Staging(NamedTuple):
 
 
 class StagingAreas:
-    """The staging areas of a run.  Interrupted commits in an area are finished before it is used."""
+    """The staging areas of a run. Interrupted commits in an area are finished before it is used."""
 
     def __init__(self, start: Start) -> None:
         self._run, self._logdir, self._home = start.run, start.paths.logdir, start.paths.home
@@ -46,13 +46,13 @@ class StagingAreas:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
 
     def check_lease(self) -> None:
-        """Raises OSError if another machine has taken the logdir; then nothing may be written or removed there."""
+        """Raise OSError if another machine has taken the logdir, where nothing may be written or removed then."""
         for lease in self._leases.values():
             if (taken := lost_to(lease, self._run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
 
     def open_home(self) -> StagingArea:
-        """Recovers and returns the staging area in the run's home."""
+        """Recover and return the staging area in the run's home."""
         disk.make_dirs(self._home)
         area = self.at(self._home)
         self.recover_area(area)
@@ -62,7 +62,7 @@ class StagingAreas:
         return StagingArea(home, self._run)
 
     def recover_area(self, area: StagingArea, elsewhere: Path | None = None) -> None:
-        """Finishes interrupted commits in `area`, once.  `elsewhere`: the checkpoint directory in the plan."""
+        """Finish interrupted commits in `area`, once. `elsewhere`: the plan's checkpoint directory."""
         if area.staging not in self._recovered:
             self.check_lease()  # another run may be making a checkpoint there right now
             area.recover_commits(elsewhere)
@@ -70,12 +70,12 @@ class StagingAreas:
                 self._recovered.add(area.staging)
 
     def recover_again(self, area: StagingArea) -> None:
-        """Recovers `area` again before its next use, because a commit may have left remains there."""
+        """Recover `area` again before its next use, because a commit may have left remains there."""
         self._recovered.discard(area.staging)
 
     @contextlib.contextmanager
     def new_staging(self, area: StagingArea, sequence: int) -> Iterator[Staging]:
-        """Creates an empty staging directory; after an error removes it, at the latest before the next save."""
+        """Create an empty staging directory. After an error it is removed, at the latest before the next save."""
         staging = area.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
         try:
@@ -87,7 +87,7 @@ class StagingAreas:
 
 
 def check_room(directory: Path, size: int) -> None:
-    """Raises OSError if a checkpoint of `size` bytes does not fit into `directory`."""
+    """Raise OSError if a checkpoint of `size` bytes does not fit into `directory`."""
     there = os.statvfs(directory)
     free = there.f_bavail * there.f_frsize
     if free < size + disk.ROOM_MARGIN_BYTES:

@@ -1,7 +1,7 @@
 """Write checkpoint files from the tensors in a slot, and read them back.
 
-The store calls it on the disk thread.  It writes the V2 format itself (bundle_writer.py) instead of
-importing TensorFlow, so the service starts fast and stays small.  It does not know where checkpoints
+The store calls it on the disk thread. It writes the V2 format itself (bundle_writer.py) instead of
+importing TensorFlow, so the service starts fast and stays small. It does not know where checkpoints
 go or how they are named.
 """
 
@@ -32,7 +32,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
     path: str  # as Saver.save would have returned it
     sums: dict[str, FileSum]  # by file name
-    proven: frozenset[str]  # files written directly to the disk, whose bytes were checked after it had them
+    proven: frozenset[str]  # files written directly to the disk, whose bytes were checked once the disk had them
 
     @property
     def is_soon_read(self) -> bool:
@@ -41,7 +41,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
-    """Writes the files that Saver.save would have written for `prefix`.
+    """Write the files that Saver.save would have written for `prefix`.
 
     WriteMismatch if the slot no longer matches its checksums.
     """
@@ -56,15 +56,15 @@ def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFi
 
 
 def read_back(written: WrittenFiles) -> None:
-    """Reads the files back; WriteMismatch if they differ from what was written.
+    """Read the files back. WriteMismatch if they differ from what was written.
 
-    The writer compared them with the slot's checksums.  Here their bytes must still be the same, and
-    the index readable.
+    The writer compared the bytes with the slot's checksums. Here they must still be the same, and the
+    index readable. This proves that the kernel holds the right bytes: no write was short, and no byte
+    was flipped in this process.
 
-    This proves that the kernel holds the right bytes: no short write, no flipped byte in this
-    process.  The kernel holds no bytes of a file that bypassed the page cache.  Its bytes were checked
-    after the disk had taken them, so only its size is checked here.  Damage on the disk itself shows
-    in a later read, which uses the same sums.
+    The kernel holds no bytes of a file that bypassed the page cache. Those bytes were checked once
+    the disk had them, so only the file's size is checked here. Damage on the disk itself shows in a
+    later read, which uses the same sums.
     """
     try:
         check_structure(written.path)
