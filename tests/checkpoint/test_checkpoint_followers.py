@@ -133,7 +133,7 @@ def test_what_a_dead_service_told_the_chief_is_on_disk_for_its_followers() -> No
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 
 
-def test_a_new_service_that_hears_again_of_an_attempts_end_leaves_nobody_waiting() -> None:
+def test_a_new_service_that_hears_again_of_an_attempts_end_does_not_make_anyone_wait() -> None:
     """The previous service had not settled that end and had already answered the next attempt."""
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
@@ -155,7 +155,7 @@ def test_a_chief_that_asks_a_new_service_meanwhile_gets_its_own_answer() -> None
     ]
 
 
-def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
+def test_no_task_uses_the_answer_to_a_dead_chief() -> None:
     desk = restored_from_memory()
     desk.say(TrainerExited(2, False), task=WATCHDOG)
     assert answers(desk.say(Restore(False), 3, FIRST)) == []

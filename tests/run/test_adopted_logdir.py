@@ -230,7 +230,7 @@ def test_row_57_the_leftovers_of_a_killed_watchdog_protect_its_adopted_logdir(tm
 
 @pytest.mark.fault
 @pytest.mark.long
-def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_adopts_anew(tmp_path: Path) -> None:
+def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_adopts_again(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
         assert run.wait_end() == 0
     assert root_of(tmp_path / "logs") == run.logdir

@@ -25,7 +25,7 @@ def digest(run: Launched) -> str:
 
 
 @pytest.mark.long
-def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--steps", str(STEPS)) as run:
         run.assert_completed()
         wanted = digest(run)

@@ -49,7 +49,7 @@ def digest_of(steps: int) -> int:
     return digest if digest < 2**63 else digest - 2**64
 
 
-def test_a_shuffled_pipeline_goes_on_with_the_very_next_element_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
+def test_a_shuffled_pipeline_continues_with_the_very_next_element_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     program, flag = tmp_path / "train.py", tmp_path / "flag"
     program.write_text(TRAINING)
     with launched(tmp_path / "logdir", str(program), str(flag)) as run:

@@ -133,7 +133,7 @@ def kill_at(run: Launched, *steps: int) -> None:
 
 
 @pytest.mark.long
-def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_that_was_not_killed(
+def test_a_killed_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_an_undisturbed_one(
     program: Path, tmp_path: Path
 ) -> None:
     wanted = {way: ends_alone(program, way, tmp_path / "none") for way in ("bare", "backup")}

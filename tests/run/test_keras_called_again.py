@@ -31,7 +31,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("way", ["callback", "drop-in"])
-def test_a_fit_that_is_called_again_and_killed_then_ends_as_one_that_was_not(
+def test_a_fit_called_again_after_an_exception_and_then_killed_ends_as_an_undisturbed_one(
     way: str, wanted: str, tmp_path: Path
 ) -> None:
     options, program = ((), ()) if way == "callback" else (("--drop-in",), ("--directory", str(tmp_path / "theirs")))

@@ -25,7 +25,7 @@ def ending(run: Launched) -> str:
     return str(found[-1])
 
 
-def test_a_fit_that_is_killed_and_preempted_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_fit_that_is_killed_and_preempted_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", *PROGRAM) as run:
         run.assert_completed()
         wanted = ending(run)

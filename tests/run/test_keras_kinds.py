@@ -41,7 +41,7 @@ def wanted() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_that_is_killed_ends_with_the_bits_of_one_that_was_not(
+def test_a_killed_fit_ends_with_the_bits_of_an_undisturbed_one(
     kind: str, wanted: dict[str, str], tmp_path: Path
 ) -> None:
     rng = random.Random(zlib.crc32(kind.encode()))

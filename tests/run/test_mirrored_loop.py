@@ -39,7 +39,7 @@ def digest(run: Launched) -> str:
         ("central", "float"),
     ],
 )
-def test_a_loop_that_is_killed_ends_with_the_bits_of_one_that_was_not(strategy: str, kind: str, tmp_path: Path) -> None:
+def test_a_killed_loop_ends_with_the_bits_of_an_undisturbed_one(strategy: str, kind: str, tmp_path: Path) -> None:
     program = (PROGRAM, strategy, kind, str(STEPS))
     with launched(tmp_path / "alone", *program) as run:
         run.assert_completed()

@@ -140,7 +140,7 @@ def test_a_configuration_file_in_the_arguments_is_part_of_the_program_and_what_i
     assert "rates.yaml has changed" in said
 
 
-def test_an_unfinished_run_goes_on_with_a_changed_program_and_names_the_file_at_each_start(project: Path) -> None:
+def test_an_unfinished_run_resumes_with_a_changed_program_and_names_the_file_at_each_start(project: Path) -> None:
     (project / "helper.py").write_text("STEPS = 10**9\n")
     with launch(project, "0.1") as run:
         run.wait_event("recovered")

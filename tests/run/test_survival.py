@@ -254,7 +254,7 @@ def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bi
 
 
 @pytest.mark.long
-def test_a_run_that_is_stopped_exits_75_and_the_same_command_goes_on_without_losing_a_step(
+def test_a_stopped_run_exits_75_and_the_same_command_resumes_without_losing_a_step(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:
     command = (DIGITS, "--steps", "3000", "--step-ms", "4")

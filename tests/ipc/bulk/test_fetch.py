@@ -42,7 +42,7 @@ TENSORS = {"weights": bytes(range(256)) * 4 * 5000, "step": b"12345678"}  # five
 
 
 class Machines:
-    """The one that has a snapshot, and the one that wants it."""
+    """The machine that has a snapshot and the one that wants it."""
 
     def __init__(self, directory: Path) -> None:
         self.theirs, self.ours = directory / "theirs", directory / "ours"

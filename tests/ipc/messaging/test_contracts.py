@@ -99,7 +99,7 @@ def test_a_training_process_handles_everything_it_may_receive(sender: TaskId) ->
     assert set(sent(sender, TRAINER)) <= HEARD | {Ack}
 
 
-def test_a_training_process_handles_nothing_that_nobody_may_send() -> None:
+def test_a_training_process_has_no_handler_for_messages_that_nobody_may_send() -> None:
     assert {*sent(CHECKPOINT, TRAINER), *sent(SUMMARY, TRAINER), *sent(WATCHDOG, TRAINER)} >= HEARD
 
 

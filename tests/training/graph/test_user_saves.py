@@ -83,7 +83,7 @@ def test_the_users_and_the_services_saves_are_all_listed_and_the_old_ones_are_de
             assert session.run(step) == max(int(name.rpartition("-")[2]) for name in _there(tmp_path))
 
 
-def test_the_lock_goes_to_one_saver_at_a_time_and_nobody_waits_forever(tmp_path: Path) -> None:
+def test_the_lock_goes_to_one_saver_at_a_time_and_every_saver_gets_it(tmp_path: Path) -> None:
     with hold_checkpoint_lock(tmp_path) as first, hold_checkpoint_lock(tmp_path, timeout_s=0.05) as second:
         assert first
         assert not second

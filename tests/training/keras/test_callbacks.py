@@ -85,7 +85,7 @@ def test_a_callback_writes_where_todays_program_says(kind: str, tmp_path: Path) 
         callback.on_train_end()
 
 
-def test_there_is_no_best_model_so_far_if_todays_program_saves_where_no_model_is(tmp_path: Path) -> None:
+def test_the_best_model_so_far_is_forgotten_if_todays_program_saves_where_no_model_is(tmp_path: Path) -> None:
     def best_after(file: str) -> Any:
         first, second = (
             begin(keras.callbacks.ModelCheckpoint(tmp_path / name, "loss", save_best_only=True))

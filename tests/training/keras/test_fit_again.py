@@ -76,7 +76,7 @@ def callback(directory: Path, **options: Any) -> Any:
 
 @pytest.mark.long
 @pytest.mark.parametrize("raises", [{"batches": 6}, {"epochs": 2}], ids=["in an epoch", "at its end"])
-def test_a_fit_called_again_after_an_exception_ends_as_one_that_never_raised(
+def test_a_fit_called_again_after_an_exception_ends_as_an_undisturbed_one(
     raises: dict[str, int], tmp_path: Path
 ) -> None:
     model = new_model()
@@ -115,7 +115,7 @@ def test_the_counters_of_keras_callback_match_keras(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", [{"batch_size": 8}, {"units": 9}], ids=["batches", "model"])
-def test_another_fit_in_the_directory_of_one_that_raised_starts_over(
+def test_another_fit_in_the_directory_of_a_fit_that_raised_starts_over(
     change: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Raised):
@@ -135,7 +135,7 @@ def test_a_finished_fit_is_not_continued_by_the_next_one(tmp_path: Path) -> None
     assert int(np.asarray(model.optimizer.iterations)) == 24
 
 
-def test_of_a_processs_millions_of_fits_the_newest_starts_are_known() -> None:
+def test_a_process_with_millions_of_fits_remembers_the_newest_starts() -> None:
     series = Series()
     keys = []
     for start in ("a", "a", *map(str, range(BEGUN_MAX - 1)), "a", "new", "0"):

@@ -51,7 +51,7 @@ def seeded() -> Any:
 @pytest.mark.parametrize(
     "how", [{"jit_compile": False}, {"jit_compile": False, "steps_per_execution": 2}, {"jit_compile": True}]
 )
-def test_random_ops_are_found_by_kind_and_layer_and_nothing_else_is(how: dict[str, Any]) -> None:
+def test_only_random_ops_are_found_and_each_by_kind_and_layer(how: dict[str, Any]) -> None:
     noisy = keras.Sequential([keras.Input((4,)), Noisy(name="my_noise"), keras.layers.Dense(1)])
     wanted = {noisy: "RandomStandardNormal in .*my_noise", Branching(): "RandomUniform", seeded(): None}
     for model, pattern in wanted.items():

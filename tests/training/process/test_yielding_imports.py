@@ -54,7 +54,7 @@ print(signal.getsignal(HURRY_SIGNAL) is signal.SIG_DFL)
 """
 
 
-def test_an_awaited_standby_no_longer_yields_its_cores() -> None:
+def test_a_standby_that_a_task_waits_for_no_longer_yields_its_cores() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HURRIED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )

@@ -125,7 +125,7 @@ def test_a_living_watchdog_without_its_lock_file_is_still_respected(paths: RunPa
     close_it(paths, open_it(paths))
 
 
-def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_nobody(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_copy_of_a_logdir_in_use_is_free_and_waits_for_no_lock(paths: RunPaths, tmp_path: Path) -> None:
     others = find_paths(tmp_path / "original")
     others.home.mkdir(parents=True)
     others.run_dir.mkdir(parents=True)

@@ -326,7 +326,7 @@ def test_a_death_of_an_hour_ago_is_forgotten(now_s: float, delay_s: float) -> No
     assert standby.next_due_s() == pytest.approx(now_s + delay_s)
 
 
-def test_a_standby_that_the_system_cannot_start_waits_like_one_that_died() -> None:
+def test_a_standby_that_the_system_cannot_start_waits_as_after_a_death() -> None:
     standby = importing()
     standby.not_spawned(1000.0)
     assert standby.next_due_s() == 1001.0

@@ -77,7 +77,7 @@ class Coordinator:
         self._context.term()
 
 
-def test_a_run_is_found_that_has_the_number_of_the_previous_one_that_has_ended(tmp_path: Path) -> None:
+def test_a_run_is_found_that_follows_an_ended_one_with_the_same_number(tmp_path: Path) -> None:
     clock, at = FakeClock(), str(tmp_path)
     start = Start(WATCHDOG, "before", 1, at, at, at)
     joining = Joining(start, PLACEMENT, "", clock)

@@ -32,7 +32,7 @@ def test_ready_is_sent_once_at_the_first_step_and_not_after_a_restart() -> None:
     assert news.lines(standing(state="running", step=9, restarts=1), 3.0) == ["STATUS=running at step 9, 1 restart"]
 
 
-def test_a_program_without_a_session_and_one_that_ended_well_before_a_step_are_ready_as_well() -> None:
+def test_a_program_without_a_session_and_one_that_succeeded_before_its_first_step_are_ready_as_well() -> None:
     assert "READY=1" in ManagerNews(None).lines(standing(protected=False), 60.0)
     assert ManagerNews(None).lines(standing(state="done", exit_code=0), 1.0)[:2] == ["READY=1", "STOPPING=1"]
     assert "READY=1" not in ManagerNews(None).lines(standing(state="failed", exit_code=70), 1.0)

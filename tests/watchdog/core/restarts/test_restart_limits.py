@@ -117,7 +117,7 @@ def test_a_refused_spawn_is_retried_after_the_shortest_delay() -> None:
 
 
 # -- giving up -------------------------------------------------------------------------------------------------
-def test_a_program_that_somebody_else_started_is_not_restarted() -> None:
+def test_a_program_that_a_user_started_is_not_restarted() -> None:
     past = History(LaunchSettings(), Longest(), restarts=False)
     assert past.decide_restart(KILLED) == GiveUp(NOT_OURS, is_final=True)
 
@@ -171,7 +171,7 @@ def test_signals_before_the_first_step_do_not_use_up_an_exceptions_tries() -> No
     assert kinds(past, raised(), 2) == [Restart, GiveUp]
 
 
-def test_an_exceptions_step_is_its_own_or_else_the_trainers() -> None:
+def test_an_exceptions_step_is_its_own_or_otherwise_the_trainers() -> None:
     assert kinds(history(), raised(LastWords("E", "x", step=7)), 3) == [Restart, Restart, GiveUp]
     past = history()
     assert [kinds(past, raised(LastWords("E", "x"), step), 1) for step in (7, 8, 9)] == 3 * [[Restart]]

@@ -15,7 +15,7 @@ WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
 LOST = member_lost(WORKER, "n2", 10.0)
 
 
-def test_a_lost_member_ends_the_run_and_is_nobodys_failure() -> None:
+def test_a_lost_member_ends_the_run_but_counts_as_no_ones_failure() -> None:
     played = Played(tasks=(CHIEF, WORKER))
     out = played.tell(LOST)
 

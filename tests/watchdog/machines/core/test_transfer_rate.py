@@ -129,7 +129,7 @@ def test_what_a_machine_can_afford_does_not_make_a_copy_faster_than_its_interval
     st.floats(0.01, 100.0),
     st.sampled_from([1, 32, 192]),
 )
-def test_it_never_costs_more_bytes_a_second_than_the_average(
+def test_copies_never_cost_more_bytes_a_second_than_the_average(
     fetches: list[tuple[int, float, int]], wait_s: float, processors: int
 ) -> None:
     pace, now_s, sequence, total = TransferRate(), 0.0, 0, 0
