@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
+from tests.support import standing
 from tests.support.launched import Launched, launched
 
 pytestmark = pytest.mark.fault
 
-PROGRAM = ("procsv.examples.keras_digits", "--epochs", "10")
+PROGRAM = (standing.PROGRAM, "keras_digits", "--epochs", "10")
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.1")
 
 
@@ -30,7 +31,7 @@ def test_a_fit_that_is_killed_and_preempted_ends_with_the_bits_of_an_undisturbed
         run.assert_completed()
         wanted = ending(run)
         assert [e["reason"] for e in run.events("checkpoint_durable")] == ["final"]
-    with launched(tmp_path / "run", *QUICK, *PROGRAM, "--batch-ms", "30") as run:
+    with launched(tmp_path / "run", *QUICK, *PROGRAM, "--batch-ms", "20", STANDS_AT="120") as run:
         run.wait_step(40)
         run.kill("trainer")
         run.wait_event("recovered", 2)

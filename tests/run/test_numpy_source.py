@@ -18,6 +18,23 @@ PROGRAM = "tests.support.numpy_training"
 STEPS, STEP_S = 1000, 0.01
 KILLS = 10
 OPTIONS = ("--backoff", "0.05s..0.1s", "--max-failures", "40")
+# Each attempt that is to be killed stands before the end until it is, and has made steps of its own by then.
+KILLED = f"""
+import os
+from tests.support.numpy_training import train_until
+from tests.support.standing import stand
+
+attempt = int(os.environ["PROCSV_INCARNATION"])
+
+
+def is_over(step):
+    if attempt <= {KILLS} and step >= {STEPS * 9 // (10 * KILLS)} * attempt:
+        stand()
+    return step >= {STEPS}
+
+
+train_until(is_over, {STEP_S})
+"""
 
 
 def has_snapshot_after(run: Launched, step: int) -> bool:
@@ -26,8 +43,9 @@ def has_snapshot_after(run: Launched, step: int) -> bool:
 
 @pytest.mark.long
 def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
-    logdir = tmp_path / "logdir"
-    with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT) as run:
+    logdir, program = tmp_path / "logdir", tmp_path / "train.py"
+    program.write_text(KILLED)
+    with launched(logdir, *OPTIONS, str(program)) as run:
         for kill in range(KILLS):
             resumed = run.wait_event("recovered", kill + 1)[-1]["step"]
             run.wait_step((kill + 1) * STEPS // (2 * KILLS))

@@ -3,7 +3,7 @@ arrays.
 
 A step depends only on the state and the step number, so a run that was killed ends with the same
 bits as one that was not. It imports no TensorFlow and asserts so at its end, except in a fork of a
-process that did. Test programs with their own loops use `training`:
+process that did. It stands as `stand_at` says. Test programs with their own loops use `training`:
 
     with training(save_s=600) as model:
         while not model.should_stop() and model.step < 100:
@@ -37,6 +37,7 @@ from procsv.training.snapshots.restore_client import introduce_plan, restore_new
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.training_run import TrainingRun
 from tests.support.numpy_state import EVALUATION, STEP, NumpyState, numpy_plan
+from tests.support.standing import stand_at
 
 SNAPSHOT_S = 0.05  # unless the command line gives another interval
 SAVED_S_MAX = 300.0
@@ -261,6 +262,7 @@ def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0
         while not model.should_stop() and not is_over(model.step):
             model.train()
             time.sleep(step_s)
+            stand_at(model.step)
     assert IS_FORK or "tensorflow" not in sys.modules, "TensorFlow was imported"
     print("ended with", digest(model.arrays), flush=True)
 
