@@ -171,7 +171,7 @@ def test_a_program_that_names_a_new_directory_at_each_start_resumes_in_its_first
     first = Path(run.events("logdir_adopted")[0]["logdir"])
     assert {Path(entry["path"]).parent for entry in run.events("checkpoint_durable")} == {first}
     assert run.events("recovered")[1]["step"] > 0
-    assert run.said().count(f"goes on in {first}") == 1
+    assert run.said().count(f"continues in {first}") == 1
     made = [path for path in tmp_path.glob("tmp*") if path != first]
     assert [list(path.iterdir()) for path in made] == [[]]  # the second start's directory, which is not used
 

@@ -68,7 +68,7 @@ def test_row_58_a_restored_model_without_its_mark_is_restored_again_and_a_marked
 
         chief = psutil.Process(run.pid("chief"))
         run.wait_for("a chief before its mark", lambda: chief.status() == psutil.STATUS_STOPPED)
-        run.wait_for("a worker that waits for it", lambda: "the model whole" in text_of(run, "worker.0"))
+        run.wait_for("a worker that waits for it", lambda: "finished initializing" in text_of(run, "worker.0"))
         assert len(run.events("ready", "worker.0")) == 1, "its variables have values, and it is not trained yet"
         run.kill("chief")
         run.wait_event("recovered", 2, "chief")

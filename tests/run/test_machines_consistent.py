@@ -28,7 +28,7 @@ def test_row_81_over_machines_no_task_is_paused_and_a_checkpoint_says_that_it_is
         step = 0
         for _ in range(3):
             step = wait_saved(chief, is_mixed=True, after=step).step
-        assert "--consistent-snapshots holds nobody" in text_of(chief, "chief")
+        assert "--consistent-snapshots cannot pause" in text_of(chief, "chief")
         assert not chief.events("held")
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.codes() == dict.fromkeys(TASKS, 75)

@@ -37,7 +37,7 @@ def test_a_program_that_names_a_new_directory_in_the_logdir_at_each_start_resume
     assert list(first.glob("events.out.tfevents.*"))
     assert run.events("recovered")[1]["step"] > 0
     assert f"ended at 300 with {sum_below(300)}" in run.said()
-    assert run.said().count(f"goes on in {first} (another --logdir ") == 1
+    assert run.said().count(f"continues in {first}; ") == 1
     for directory in (logdir, first):
         assert f"{logdir}/procsv" in procsv("status", str(directory)).stdout
 
@@ -70,7 +70,7 @@ def test_a_run_with_its_own_checkpoints_resumes_from_them_though_the_program_nam
     program(tmp_path, source.replace("KIND", "kind, steps = 'supervisor-new', 100"))
     with launched(logdir, "--drop-in", "--resume", train, "{logdir}") as run:
         assert run.wait_end() == 0
-    assert f"goes on in {logdir}, " in run.said()
+    assert f"continues in {logdir}, " in run.said()
     assert f"ended at 100 with {sum_below(100)}" in run.said()
     assert run.events("logdir_adopted") == []
 

@@ -73,8 +73,8 @@ class EagerController:
             self._end_earlier()
         if not self.can_enter():
             raise UserError(
-                "this process already trains under procsv, and one training at a time can be supervised: end that "
-                "one first (`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
+                "this process already trains under procsv, which supervises one training at a time: end that one "
+                "first (`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
             )
         self.runtime.acquire_run()
         self._is_in_run = True
@@ -105,7 +105,7 @@ class EagerController:
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
             return
         log.warning(
-            "procsv: another CheckpointManager of %s is used now: the training with the one before has ended",
+            "procsv: the program now uses another CheckpointManager for %s: the training of the previous one has ended",
             self.directory,
         )
         on_end()
@@ -189,7 +189,7 @@ class EagerController:
     def check_thread(self) -> None:
         """Raise UserError for a step or a save on another thread than the training's."""
         if self.training is not None and threading.get_ident() != self.training.boundary.thread:
-            raise UserError("step() and save() belong on the thread that trains: the state is not whole on any other")
+            raise UserError("call step() and save() on the training thread: on any other the state may be incomplete")
 
     # -- saving ----------------------------------------------------------------------------------------------
     def save(self) -> Record:
@@ -227,7 +227,9 @@ class EagerController:
         if training is None:
             return
         if threading.get_ident() != training.boundary.thread:
-            log.warning("procsv: no last checkpoint: the thread that trains has not closed its CheckpointManager")
+            log.warning(
+                "procsv: the last state is not saved, because the training thread has not closed its CheckpointManager"
+            )
             return
         if not self.keeps_state:
             pass  # the chief saves

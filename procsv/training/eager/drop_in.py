@@ -230,7 +230,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     def _stop(self, path: Any) -> NoReturn:
         """End the program with this save on disk: the run ends, and the program never asks."""
         self.close()
-        print(f"procsv: saved {path}; the program goes on from there at the next start", file=sys.stderr)
+        print(f"procsv: saved {path}; the program resumes from there at the next start", file=sys.stderr)
         raise SystemExit(exit_codes.RESUMABLE)
 
 
@@ -277,7 +277,7 @@ def _home(directory: Any) -> Path:
 
 
 def _say_left_alone(directory: Any, why: str) -> None:
-    say_once(f"the CheckpointManager of {os.fspath(directory)} is left alone: {why}")
+    say_once(f"procsv does not protect the CheckpointManager of {os.fspath(directory)}: {why}")
 
 
 def _why_never(directory: Any) -> str:

@@ -58,7 +58,9 @@ class EventFiles:
             self._cut_back()
             if len(self._own) > FILES_MAX:
                 log.warning(
-                    "procsv: of more than %d event files of a process, the later ones are not cut back", FILES_MAX
+                    "procsv: the program writes more than %d event files; after a restart the later ones contain "
+                    "repeated steps twice",
+                    FILES_MAX,
                 )
         writers = list(self._writers)
         if (oldest := private.oldest_writer(writers)) is not None:
@@ -113,11 +115,11 @@ def cut_back(path: Path, size: int) -> None:
     """Cut a file back to what it held when the state was saved."""
     try:
         if path.stat().st_size < size:
-            log.warning("procsv: %s has lost its end since the state was saved", path)
+            log.warning("procsv: %s is shorter than when the state was saved", path)
         else:
             os.truncate(path, size)
     except FileNotFoundError:
-        log.warning("procsv: %s is gone since the state was saved", path)
+        log.warning("procsv: %s has been removed since the state was saved", path)
 
 
 def _opened_by_this_process() -> dict[str, Path]:

@@ -155,9 +155,10 @@ def put_back_replicas(graph: ObjectGraph, keys: Iterable[str], read: Callable[[s
             for replica, variable in zip(group.replicas, group.variables, strict=True):
                 assign(variable, read(found[replica]))
         elif found:
-            lost.append((group.key, f"{max(found) + 1} replicas saved it, and {max(group.replicas) + 1} go on from it"))
+            now = max(group.replicas) + 1
+            lost.append((group.key, f"{max(found) + 1} replicas saved it, and {now} resume from it"))
         elif group.like is None:
-            lost.append((group.key, "what was saved has no value of each"))
+            lost.append((group.key, "the saved state has no value for each replica"))
     made = {item.key for item in graph.tracked}
     lost += [(key, "there is one replica now") for key in sorted(saved.keys() & made)]
     if is_all:
@@ -169,8 +170,8 @@ def _say_lost(lost: Sequence[tuple[str, str]]) -> None:
     if lost:
         why = lost[0][1]
         say_once(
-            f"the replicas of {_name([key for key, _ in lost])} do not have the values that they had when the state "
-            f"was saved: {why}. All have what TensorFlow restores"
+            f"the saved values of the single replicas of {_name([key for key, _ in lost])} cannot be restored: {why}. "
+            "All replicas have the one value that TensorFlow restores"
         )
 
 
@@ -183,8 +184,8 @@ def warn_of_tasks(graph: ObjectGraph) -> None:
     """Report variables that differ between tasks, and are only saved by the chief."""
     if graph.apart:
         say_once(
-            f"{_name(graph.apart)} may differ between the tasks. A checkpoint has the chief's: after a restart all "
-            "tasks have that, and the run does not end with the same bits"
+            f"{_name(graph.apart)} may differ between the tasks, and a checkpoint has only the chief's value. After a "
+            "restart all tasks have that value, so the run may end with other bits than an uninterrupted one"
         )
 
 
@@ -194,8 +195,8 @@ def warn_of_one_value(checkpoint: Any, why: str) -> None:
     nodes = view.breadth_first_traversal()[0] if view is not None else ()
     if any(len(private.components_of(getattr(node, "obj", node))) > 1 for node in nodes):
         say_once(
-            "after a restart all replicas of the strategy have one value of each variable, also of one that differs "
-            f"now: {why}"
+            "after a restart all replicas of the strategy have the same value of each variable, even if their values "
+            f"differ now: {why}"
         )
 
 

@@ -30,7 +30,7 @@ def keep_position(iterator: Any) -> None:
         has_initializer = False
     if has_initializer:
         raise UserError(
-            "the position of an initializable iterator cannot be kept: its session begins it anew after each restore. "
+            "the position of an initializable iterator cannot be kept: its session restarts it after each restore. "
             "Make it with tf.compat.v1.data.make_one_shot_iterator"
         )
     saveable = tf.data.experimental.make_saveable_from_iterator(iterator)

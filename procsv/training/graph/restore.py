@@ -51,7 +51,7 @@ class Changes(msgspec.Struct, frozen=True):
         if self.differing:
             said.append(_named(self.differing, "; "))
         if self.unused:
-            said.append(f"it has {_named(self.unused)}, which the graph has not")
+            said.append(f"it has {_named(self.unused)}, which the graph does not have")
         return "; ".join(said)
 
 
@@ -175,7 +175,7 @@ def _restore_or_send(saver: Any, session: Any, path: str) -> None:
             graph = read_restore_graph(saver, session.graph)
             reader = tf.train.load_checkpoint(path)
             feeds = {tensor: _part(reader.get_tensor(key), spec) for (key, spec), tensor in graph.outputs.items()}
-            tf1.logging.info("procsv: the servers do not have %s: it is read here and sent to them", path)
+            tf1.logging.info("procsv: the servers cannot read %s: reading it here and sending it to them", path)
             tf1.Session.run(session, graph.restore_op, feeds)
         except (UnsupportedSaver, ValueError, TypeError, tf.errors.OpError) as why_not:
             tf1.logging.warning("procsv: %s cannot be sent to the servers either: %s", path, why_not)

@@ -88,7 +88,7 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
     if saver._is_empty:
         raise UnsupportedSaver("the Saver is empty")
     if saver.saver_def.version != tf1.train.SaverDef.V2:
-        raise UnsupportedSaver("the Saver writes TensorFlow's first format of checkpoints: give it write_version=V2")
+        raise UnsupportedSaver("the Saver writes checkpoints in the V1 format: give it write_version=V2")
     save_ops, sharded = _find_save_ops(saver.saver_def, graph)
     filename = graph.as_graph_element(saver.saver_def.filename_tensor_name).op
     numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)

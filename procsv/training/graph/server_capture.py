@@ -64,7 +64,7 @@ class FarServer:
             raise PeerError(f"{self._host} has not said how its capture is fetched: {error}") from error
         slot: Any = np.frombuffer(memory, np.uint8)
         if sum(size for _, size in self._places) != offer.size:
-            raise PeerError(f"{self._host} has captured {offer.size} bytes, which are others")
+            raise PeerError(f"{self._host} has captured {offer.size} bytes of other variables")
         if offer.size:
             transfer = Transfer(offer.size, self._clock.monotonic())
             put = lambda at, data: self._put(slot, at, data)  # noqa: E731

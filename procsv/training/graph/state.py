@@ -130,7 +130,7 @@ class GraphState(StateSource):
         is_news, why = self._capture.refusal != self._told, self._capture.refusal
         self._told = why
         if why and is_news:
-            log.warning("procsv: the servers do not capture their variables, the chief fetches them: %s", why)
+            log.warning("procsv: the servers cannot capture their variables, so the chief fetches them: %s", why)
             if (runtime := current()) is not None:
                 runtime.connection.note_entry(CapturedByChief(why=why))
         return captured
@@ -196,4 +196,4 @@ def _checkpoint_in(directory: Path) -> Path:
     """Return the only checkpoint in `directory`, for Savers whose `save` returns no path."""
     for index in directory.glob("*.index"):
         return index.with_suffix("")
-    raise FileNotFoundError(f"the Saver has left no checkpoint in {directory}")
+    raise FileNotFoundError(f"the Saver wrote no checkpoint to {directory}")

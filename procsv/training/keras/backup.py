@@ -222,7 +222,7 @@ class DropInBackup(BackupAndRestore):
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         if not self._is_left_alone and (why := _why_not(model)):
-            say_once(f"keras.callbacks.BackupAndRestore is Keras' own here: {why}")
+            say_once(f"keras.callbacks.BackupAndRestore remains Keras' own here: {why}")
             self._is_left_alone = True
             self._be_theirs()
             super().set_model(model)
@@ -262,12 +262,12 @@ def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
     if not runtime.connection.start.has_local_logdir:
         why = f"the run's logdir, {runtime.connection.start.logdir}, is not a local one"
     if why:
-        say_once(f"a model.fit is not looked after: {why}")
+        say_once(f"procsv does not protect a model.fit: {why}")
         return None
     own = BackupAndRestore()
     own.named = None  # Keras would not resume a fit that is called again, either
     own.set_model(model)
-    say_once(f"model.fit is looked after: its state is kept, and saved in {own.backup_dir}")
+    say_once(f"procsv protects model.fit: it takes snapshots of its state and saves them in {own.backup_dir}")
     private.call_synchronously(callbacks)
     return own.make_fit(callbacks, epochs)
 
@@ -279,5 +279,5 @@ def _why_not(model: Any) -> str:
         return f"{strategy} is not known to procsv yet"
     runtime = current()
     if runtime is not None and (runtime.training is not None or runtime.owner is not None):
-        return "one training at a time can be supervised in a process, and there is another one"
+        return "procsv supervises one training at a time in a process, and another one has not ended"
     return ""

@@ -46,7 +46,7 @@ HASHED_BYTES = 1 << 26  # a larger array counts as changed: hashing it would hol
 PATH_CHARS = 4096
 NESTED_MAX = 4  # how deep the program's own objects are followed
 LIBRARIES = {"keras", "tensorflow", "procsv"}
-MADE_BY_FIT = "an object that the fit has made, and the constructor has not"
+MADE_BY_FIT = "an object that the fit made and the constructor did not"
 REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place, as the program may hold references
 
 

@@ -115,7 +115,7 @@ def _is_of_keras(callback: Any) -> bool:
 def _say_unkept(kind: str, name: str, why: str) -> None:
     if (kind, name) not in _said:
         _said.add((kind, name))
-        text = "procsv: %s.%s is not kept over a restart: %s.  Give %s get_state() and set_state(state) if it matters"
+        text = "procsv: %s.%s is not kept across a restart: %s.  Give %s get_state() and set_state(state) if it matters"
         log.warning(text, kind, name, why, kind)
 
 
@@ -129,8 +129,8 @@ def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], othe
     if now != before and now not in other_calls:
         raise UserError(
             f"the callbacks have changed since the state was saved: {', '.join(before) or 'none'} then, "
-            f"{', '.join(now) or 'none'} now; fit with the same ones in the same order, or begin anew in another "
-            "directory"
+            f"{', '.join(now) or 'none'} now; fit with the same ones in the same order, or start from the beginning in "
+            "another directory"
         )
 
 
@@ -154,8 +154,8 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     kind, baseline = type(callback).__qualname__, _baseline_of(callback)
     if not isinstance(state, dict) or "kept" not in state:
         raise UserError(
-            f"the state of {kind} was saved by {kind}.get_state(), or by an older procsv, and cannot be put back: go "
-            "on with those, or begin anew in another directory"
+            f"the state of {kind} cannot be restored: {kind}.get_state() or an older procsv saved it. Continue with "
+            "those, or start from the beginning in another directory"
         )
     kept = {name: SavedValue(*saved) for name, saved in state["kept"].items()}
     is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
@@ -164,7 +164,7 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     left = find_changed_settings(state["settings"], baseline.settings) | baseline.write_state(callback, kept)
     if left:
         changes = ", ".join(f"{name} ({why})" for name, why in left.items())
-        log.warning("procsv: %s has changed since the state was saved, and goes on as it is now: %s", kind, changes)
+        log.warning("procsv: %s has changed since the state was saved; the new settings apply: %s", kind, changes)
     if not is_over:
         put_back_files(callback, state["files"])
 
@@ -180,7 +180,7 @@ def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
         return True
     if any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name))):
         return True
-    log.warning("procsv: ModelCheckpoint saves to %s now, where no model is yet: the next one is the best so far", path)
+    log.warning("procsv: ModelCheckpoint now saves to %s, which has no model: the next one counts as the best", path)
     return False
 
 
@@ -293,7 +293,7 @@ def _put_back_rows(logger: Any, files: Files) -> None:
         os.truncate(path, files["size"])
         size = files["size"]
     elif files.get("size"):
-        log.warning("procsv: %s does not have the rows from before the restart: the next ones are added to it", path)
+        log.warning("procsv: %s has lost the rows from before the restart; new rows are appended to it", path)
     logger.append_header = not size
     logger.csv_file = path.open("a")  # Keras closes it
 
@@ -301,12 +301,12 @@ def _put_back_rows(logger: Any, files: Files) -> None:
 def _put_back_events(board: Any, files: Files) -> None:
     found = _event_files(board)
     if files and not files.keys() & found.keys():
-        log.warning("procsv: TensorBoard writes to %s now, where none of the earlier events are", board.log_dir)
+        log.warning("procsv: TensorBoard now writes to %s, which has none of the earlier events", board.log_dir)
         return
     for name, size in files.items():
         path = found.get(name)
         if path is None or path.stat().st_size < size:
-            log.warning("procsv: %s in %s is gone, or has lost its end, since the state was saved", name, board.log_dir)
+            log.warning("procsv: %s in %s is missing, or shorter than when the state was saved", name, board.log_dir)
         else:
             os.truncate(path, size)
 

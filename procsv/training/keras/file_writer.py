@@ -111,7 +111,7 @@ class FileWriter:
                     raise
                 if not self._said_full:
                     self._said_full = True
-                    log.warning("procsv: %s is not written by way of shared memory: %s", order.path, error)
+                    log.warning("procsv: %s is not written through shared memory: %s", order.path, error)
         if path.parent == start.paths.shm_dir:
             with self._news:
                 self._made += 1
@@ -127,7 +127,7 @@ class FileWriter:
                 log.warning("procsv: %s is written by the program's process: %s", order.path, lost)
             else:
                 if isinstance(answer, FilePlaced) and answer.error:
-                    log.error("procsv: %s; it is tried again", answer.error)
+                    log.error("procsv: %s; trying again", answer.error)
                 return
         place_parcel(parcel)
 

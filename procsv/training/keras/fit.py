@@ -281,7 +281,7 @@ class Fit:
         self._controller.save_last_state()
         self._leave_run()
         step = self._progress.read_step()
-        print(f"procsv: saved at step {step}; the fit goes on from here at the next start", file=sys.stderr)
+        print(f"procsv: saved at step {step}; the fit resumes from there at the next start", file=sys.stderr)
         raise SystemExit(exit_codes.RESUMABLE)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -345,8 +345,8 @@ class Fit:
             if removed and not self._series.has_removed:
                 self._series.has_removed = True
                 say(
-                    f"the ends of the newest fits are kept, {CHECKPOINTS_MAX} checkpoints' worth: after a crash, "
-                    "earlier ones are trained again"
+                    f"procsv keeps the final states of the newest fits, up to the size of {CHECKPOINTS_MAX} "
+                    "checkpoints; after a crash, earlier fits are trained again"
                 )
 
     def _leave_model(self) -> None:

@@ -250,8 +250,8 @@ class Recorded(msgspec.Struct, frozen=True):
         """Read what `place` says about its fit. `launch_s`: when this launch was asked for."""
         if "identity" not in place:
             raise UserError(
-                "the state was saved by an older version of procsv: begin anew in another directory, or with `procsv "
-                "launch --new`"
+                "an older version of procsv saved the state, in a form that this one cannot read: start from the "
+                "beginning in another directory, or with `procsv launch --new`"
             )
         is_over = place["over"] and has_ended(place, launch_s)
         return cls(place["fit"], is_over, list(place["keys"]), decode(place["identity"]), list(place["ended"]))
@@ -315,7 +315,7 @@ def find_unseen_settings(mine: FitIdentity) -> list[str]:
 def find_unseen(mine: FitIdentity) -> str:
     """Say why a fit cannot be distinguished from another one."""
     unseen = find_unseen_settings(mine)
-    return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
+    return f"procsv cannot compare its {' and '.join(unseen)} with the ones of the fit that had ended"
 
 
 def find_difference(before: Plain, now: Plain) -> str:

@@ -61,7 +61,7 @@ class EndedFits:
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
         except (tf.errors.OpError, ValueError, LookupError, RuntimeError, OSError) as error:
-            log.warning("procsv: the state at the end of a fit, %s, cannot be read: %s", path, error)
+            log.warning("procsv: the final state of a fit, %s, cannot be read: %s", path, error)
             return None
         return path
 
@@ -169,12 +169,12 @@ class FitStart:
     def _say_trained(self, recorded: Recorded, why: str) -> None:
         number = self._series.number
         if recorded.number == number:
-            ending = ", and is trained again" if recorded.is_over else ": it is trained from its beginning"
-            say(f"fit {number} is not certainly the one of the last start ({why}){ending}")
+            how = "again" if recorded.is_over else "from its beginning"
+            say(f"fit {number} may differ from fit {number} of the previous attempt ({why}), so it is trained {how}")
         elif not recorded.is_over:
             say(
-                f"fit {number} of this start is none that was saved: it is trained, and the state of an unfinished "
-                "fit is given up"
+                f"fit {number} is not the fit that was interrupted: it is trained from its beginning, and the "
+                "interrupted fit is not resumed"
             )
 
     def _make_again(self, later: Plain) -> str:
@@ -188,8 +188,8 @@ class FitStart:
             self._go_on_from(FoundState(path), is_past=True)
             return "ended"
         self.is_repeated = True
-        why = "its end is no longer kept" if identity.is_proof else find_unseen(identity)
-        then = "" if later["over"] else ", and the fit that was interrupted is resumed after it"
+        why = "its final state is no longer kept" if identity.is_proof else find_unseen(identity)
+        then = "" if later["over"] else "; the interrupted fit resumes after it"
         log.warning("procsv: fit %d had ended: %s", number, why)
         say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")
         return "again"
@@ -208,7 +208,7 @@ class FitStart:
         except Exception as error:
             why = str(error).partition("\n")[0]
             raise UserError(
-                f"the state of the last start cannot be put back: {type(self._model).__qualname__} is not built, and "
+                f"the saved state cannot be restored: {type(self._model).__qualname__} is not built, and "
                 f"Keras cannot build it without data ({why}); call model.build(input_shape) before fit"
             ) from error
         self._make_source().track_variables()

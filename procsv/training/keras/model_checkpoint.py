@@ -169,7 +169,7 @@ def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple
             raise NoFileLayout(f"{name} is no variable")
         size = int(variable.shape.num_elements()) * int(variable.dtype.size)
         if size != found.nbytes or (size and (found.chunks or found.id.get_offset() is None)):
-            raise NoFileLayout(f"{name} lies in the file in another form than in memory")
+            raise NoFileLayout(f"{name} has another form in the file than in memory")
         if size:
             holes.append(Hole(int(found.id.get_offset()), size, variable))
 
@@ -305,7 +305,7 @@ class _ModelFiles:
         if not knows_files:
             self._refusal = UNKNOWN
         if fit is None or self._refusal:
-            self.say_why(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
+            self.say_why(self._refusal or "procsv does not protect this fit (BackupAndRestore does)", path)
             if fit is not None:
                 fit.files.wait_placed()  # otherwise an older file might be written last
             save_by_keras(model, path, weights_only)

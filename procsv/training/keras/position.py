@@ -103,8 +103,8 @@ class DataPosition:
         drawn, values = decode(state)
         if len(values) != len(self._variables):
             raise UserError(
-                f"the functions of the data use {len(self._variables)} variables, and used {len(values)} when the "
-                "state was saved: fit with the same data, or begin anew in another directory"
+                f"the data's functions use {len(self._variables)} variables, but used {len(values)} when the state "
+                "was saved: fit with the same data, or start from the beginning in another directory"
             )
         write_random(drawn)
         for variable, value in zip(self._variables, values, strict=True):
@@ -127,8 +127,8 @@ class DataPosition:
         pairs = zip(names, saved.shape, self.shape, strict=True)
         changed = "; ".join(f"{name}: {before} then, {now} now" for name, before, now in pairs if before != now)
         raise UserError(
-            f"the fit cannot go on at its place in the data, which has changed ({changed}): fit as before, or pass "
-            'data="none" to go on at the beginning of the epoch'
+            f"the fit cannot resume at its position in the data, which has changed ({changed}): fit as before, or pass "
+            'data="none" to resume at the beginning of the epoch'
         )
 
     def go_to(self, saved: Saved, last_batch: int) -> None:
@@ -241,9 +241,8 @@ class DataPosition:
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number + self._epochs.steps_per_execution <= taken:
                     raise UserError(
-                        f"{taken} batches were taken in this epoch when the state was saved, and the data have "
-                        f"{number} now: fit "
-                        'with the same data, or pass data="none" to go on at the beginning of the epoch'
+                        f"the saved state is {taken} batches into this epoch, but the data now have only {number}: "
+                        'fit with the same data, or pass data="none" to resume at the beginning of the epoch'
                     ) from None
                 break
         return current
@@ -269,9 +268,9 @@ def _name_unkept(dataset: Any) -> None:
     if found and not _named.issuperset(found):
         _named.update(found)
         say(
-            "the functions of the data write to variables that are not in its snapshots, as they are large: "
-            f"{', '.join(found)}. A resumed fit finds them as the program makes them, and may train on other batches "
-            "than one that was not interrupted"
+            "the data's functions write to variables that snapshots leave out because they are large: "
+            f"{', '.join(found)}. A resumed fit starts with the values that the program gives them, so it may train on "
+            "other batches than an uninterrupted one"
         )
 
 

@@ -107,7 +107,7 @@ class Series:
         if self.is_again:
             return
         if before is not None and kind is not None and kind.name == before.name:
-            log.warning("procsv: this fit begins anew: it is not the fit that an exception has ended")
+            log.warning("procsv: this fit starts from its beginning: it is not the fit that an exception ended")
         self.number += 1
         self.keys = []
 

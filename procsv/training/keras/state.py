@@ -84,8 +84,8 @@ def _place_in_file(path: str) -> bytes:
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(PLACE_KEY):
         raise UserError(
-            f"{path} is no backup of a fit: give procsv.keras.BackupAndRestore a directory of its own, or move the "
-            "checkpoints away"
+            f"{path} holds no state of a model.fit: procsv.keras.BackupAndRestore did not save it. Give the callback "
+            "a directory of its own, or move these checkpoints away"
         )
     found: bytes = reader.get_tensor(PLACE_KEY)
     return found
@@ -94,7 +94,7 @@ def _place_in_file(path: str) -> bytes:
 def _place_in_slot(reader: SlotReader) -> bytes:
     entries: list[TensorEntry] = [e for shard in reader.contents.shards for e in shard if e.key == PLACE_KEY]
     if not entries:
-        raise CannotRestore("it is no snapshot of a fit")
+        raise CannotRestore("it holds no state of a fit")
     return unpack_strings(reader.map[entries[0].offset : entries[0].offset + entries[0].size])[0]
 
 

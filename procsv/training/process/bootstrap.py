@@ -154,7 +154,7 @@ def _join_step_gate(runtime: Runtime, start: Start) -> None:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
         runtime.join_step_gate(StepGate(start.paths, start.task, others, runtime.clock))
     elif start.is_chief:
-        print("procsv: --consistent-snapshots holds nobody on other machines: snapshots may mix steps", file=sys.stderr)
+        print("procsv: --consistent-snapshots cannot pause other machines: snapshots may mix steps", file=sys.stderr)
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:
@@ -182,7 +182,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
         if runtime.stops.is_asked:
             return
         if needed := _why_needed(runtime, start):
-            print(f"procsv: {name}: {needed} ends when its watchdog says so", file=sys.stderr, flush=True)
+            print(f"procsv: {name}: {needed} keeps running until its watchdog ends it", file=sys.stderr, flush=True)
         else:
             runtime.connection.note_entry(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.stops.ask_program("preempt", start.settings.grace_s * TRAINER_SHARE)
@@ -224,7 +224,7 @@ def _force_later(runtime: Runtime, start: Start) -> None:
         if runtime.heartbeat.has_ended:
             _leave_threads(runtime)
         if runtime.heartbeat.phase is Phase.CONNECT:  # for a server or the chief: there is nothing to save
-            print("procsv: the program waits for its session; ending it", file=sys.stderr)
+            print("procsv: the program is still waiting for its session: ending it", file=sys.stderr)
             sys.stderr.flush()
             os._exit(exit_codes.RESUMABLE)
 
@@ -251,7 +251,7 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
     """
     main = threading.main_thread()
     names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
-    what = f"of its threads {', '.join(names)} did not" if names else "its process did not"
+    what = f"its threads {', '.join(names)} still run" if names else "its process still runs"
     print(
         f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}",
         file=sys.stderr,
@@ -310,7 +310,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's error: printed, recorded, and in the exit code
         if runtime.stops.is_asked and not runtime.stops.is_left_to_end_run and is_of_stop(error):
-            print(f"procsv: the stop has broken off the step under way ({type(error).__name__})", file=sys.stderr)
+            print(f"procsv: the stop interrupted the step in progress ({type(error).__name__})", file=sys.stderr)
             return exit_codes.RESUMABLE
         if reads_input():
             error.add_note(f"procsv: {READS_INPUT}")

@@ -72,8 +72,8 @@ class CacheLocks:
             path = str(found)
             if not self._remove_left(path) and not any(lock.path == path for lock in self._held):
                 say(
-                    f"{path} is there: another program writes this cache, or was killed while it did, and TensorFlow "
-                    "will refuse the cache; if no program writes it, delete that file"
+                    f"{path} exists: another program is writing this cache, or was killed while it wrote it, and "
+                    "TensorFlow will refuse the cache; if no program is writing it, delete that file"
                 )
 
     def _remove_left(self, path: str) -> bool:

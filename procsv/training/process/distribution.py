@@ -77,7 +77,7 @@ def _offer_captures(runtime: Runtime) -> None:
 
 def _end(reason: Reason) -> None:
     """Ends the server, on the link's thread; its clients notice by their connections."""
-    print(f"procsv: asked to stop ({reason}): the server ends", file=sys.stderr)
+    print(f"procsv: asked to stop ({reason}): ending the server", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_codes.RESUMABLE)

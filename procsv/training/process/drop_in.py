@@ -90,11 +90,11 @@ def keras_patches() -> list[Patch]:
     """Patches for Keras' callbacks; none, and a reason in _left_alone, if procsv cannot help."""
     keras = importlib.import_module("keras")
     if keras.backend.backend() != "tensorflow":
-        _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
+        _left_alone.append(f"Keras runs on {keras.backend.backend()}: procsv does not protect its fits")
         return []
     ours = importlib.import_module("procsv.training.keras.backup")
     if lacks := ours.look_after_fits():
-        _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: its fits are left alone")
+        _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: procsv does not protect its fits")
         return []
     files = importlib.import_module("procsv.training.keras.model_checkpoint")
     pairs = [
@@ -111,7 +111,7 @@ def _patch_keras() -> None:
     elif "tensorflow" in sys.modules:
         call_after_import("tensorflow", _look_after_keras)
     else:
-        say_once("Keras runs without TensorFlow: its fits are left alone")
+        say_once("Keras runs without TensorFlow: procsv does not protect its fits")
 
 
 def _look_after_keras() -> None:
@@ -121,7 +121,7 @@ def _look_after_keras() -> None:
 
 
 def _warn_of_legacy_keras() -> None:
-    say_once("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone")
+    say_once("tf_keras (TF_USE_LEGACY_KERAS) is imported: procsv does not protect its fits")
 
 
 _install_keras = _install(keras_patches)

@@ -108,13 +108,13 @@ def why_no_fork(threads: Threads) -> str:
     """What a fork of this process would break, or ""."""
     if threading.active_count() > 1:
         names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
-        return f"what the program imports runs the thread {names[0]}"
+        return f"importing the program's modules starts the thread {names[0]}"
     if count := threads.others():
-        return f"what the program imports runs {count} thread{'s' * (count > 1)} of its own"
+        return f"importing the program's modules starts {count} native thread{'s' * (count > 1)}"
     if device := next((path for path in _open_files() if path.startswith(ACCELERATORS)), ""):
-        return f"what the program imports opens {device}"
+        return f"importing the program's modules opens {device}"
     if _has_children():
-        return "what the program imports starts processes"
+        return "importing the program's modules starts processes"
     return ""
 
 

@@ -56,7 +56,7 @@ def watch_deletions(runtime: Runtime) -> None:
     def on_deleted(count: int) -> None:
         what = ""
         if carried.is_kept:
-            what = "; they are put back for its session (`procsv launch --new` begins anew)"
+            what = "; procsv puts them back for its session (for a new run: `procsv launch --new`)"
         elif runtime.training is None and not scan_slots(runtime.connection.paths.shm_dir):
             what = ": it starts from the beginning"
         print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
@@ -152,9 +152,9 @@ def guard_other_trainings(runtime: Runtime) -> None:
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
             if found := sum(1 for _ in _find_kept(path, logdir, began_at)):
                 raise UserError(
-                    f"the program deletes {os.fsdecode(path)}, which holds {show_count(found, 'file')} of an earlier "
-                    f"training; {logdir} takes its place in this run: move that directory away, or give the program "
-                    "{logdir} as an argument that names its directory"
+                    f"the program is about to delete {os.fsdecode(path)}, which holds {show_count(found, 'file')} of "
+                    f"an earlier training, although this run uses {logdir}: move that directory away, or give the "
+                    "program {logdir} as the argument that names its directory"
                 )
             return remove(path, *args, **kwargs)
 

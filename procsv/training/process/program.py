@@ -26,7 +26,7 @@ from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.log import say
 
 CHANGES_MAX = 5  # named changes of the environment
-READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file in its place"
+READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file instead"
 
 
 class _EmptyInput(io.FileIO):
@@ -73,14 +73,13 @@ def watch_exec() -> None:
 
 def _replaced(before: dict[str, str], now: dict[str, str]) -> str:
     text = (
-        "the program replaces its process, and procsv does not protect what runs from here on: "
-        "no snapshot, no checkpoint"
+        "the program replaces its process, so procsv no longer protects it: it takes no more snapshots or checkpoints"
     )
     changed = [f"{name}={shlex.quote(value)}" for name, value in now.items() if before.get(name) != value]
     if not changed:
         return text
     return (
-        f"{text}. If it does so for its environment, start it with that: "
+        f"{text}. If the program does this to set environment variables, set them at launch: "
         f"{' '.join(changed[:CHANGES_MAX])} procsv launch …"
     )
 

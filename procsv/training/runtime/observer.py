@@ -169,7 +169,7 @@ class Observer:
         except (OSError, EOFError):
             code = process.wait_until_gone()
             raise UserError(
-                f"procsv's watchdog of this program ended with exit code {code} before it had begun"
+                f"the watchdog that procsv started for this program ended with exit code {code} before it was ready"
             ) from None
         except BaseException:  # an interrupt: the watchdog sees that nobody waits, and ends
             process.wait_until_gone()
@@ -206,7 +206,7 @@ class Observer:
         link.unwatch(self._process.channel.fd)
         link.mark_lost(WATCHDOG, "it is dead")
         print(
-            f"procsv: the watchdog of this program is gone; training goes on, nothing records it in {self.paths.home}",
+            f"procsv: this program's watchdog has ended; training goes on, but nothing records it in {self.paths.home}",
             file=sys.stderr,
         )
 

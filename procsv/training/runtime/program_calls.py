@@ -33,7 +33,7 @@ def extend(seconds: float) -> None:
         ValueError: `seconds` is negative, infinite or not a number.
     """
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"procsv.extend takes a number of seconds from 0 on, not {seconds}")
+        raise ValueError(f"procsv.extend: seconds must be a finite number of at least 0, not {seconds}")
     for runtime in {current(), *watched()}:
         if runtime is not None:
             runtime.heartbeat.extend_limit(seconds)

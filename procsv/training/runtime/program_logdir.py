@@ -42,20 +42,22 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
     if runtime.named_logdir not in ("", given):
         raise _mismatch(given, start)
     if start.naming == "mapped":
-        _say_once(runtime, given, f"{start.logdir} takes the place of {given}, which the program names")
+        _say_once(runtime, given, f"using {start.logdir} instead of {given}, which the program names")
         return start.logdir
     if local_path(given) is None or not start.may_adopt(local_home(given)):
         raise _mismatch(given, start)
     if start.has_other_args or (start.root and _is_told(given, start.args, start.checkpoint_dir)):
         anew = "`procsv launch --new …`, or name the directory with --logdir"
         raise UserError(
-            f"this run's logdir is {start.logdir}, and the program is told to use {given}: begin a new run with "
+            f"the program uses {given}, but this run's logdir is {start.logdir}. For a new run: "
             + (anew if start.naming == "anywhere" else "another --logdir")
-            + f", or go on with this one by --logdir {shlex.quote(start.logdir)} --map-logdir"
+            + f". To continue this run: procsv launch --logdir {shlex.quote(start.logdir)} --map-logdir …"
         )
     if not start.root and start.naming == "inside" and saved_step(start.checkpoint_dir) != NO_STEP:
         _say_once(
-            runtime, given, f"the program names {given}; the run goes on in {start.logdir}, where its checkpoints are"
+            runtime,
+            given,
+            f"the program names {given}, but the run continues in {start.logdir}, where its checkpoints are",
         )
         return start.logdir
     if not start.root:
@@ -66,7 +68,7 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
     _say_once(
         runtime,
         given,
-        f"the program names {given} this time; the run goes on in {start.logdir} ({other} begins another one)",
+        f"the program names {given} this time, but the run continues in {start.logdir}; for a new run, use {other}",
     )
     return start.logdir
 
@@ -80,12 +82,12 @@ def _mismatch(given: str, start: Start) -> UserError:
     if start.naming != "mapped" and _is_temporary(given):
         return UserError(
             f"the program's logdir is {anchor(given)}, a temporary directory, but the run's is {start.logdir}; "
-            f"start it with `procsv launch --logdir {shlex.quote(start.logdir)} --map-logdir …`, which has it use "
-            "the run's, or give the program {logdir} as an argument that names its directory"
+            f"to make it use the run's, start it with `procsv launch --logdir {shlex.quote(start.logdir)} "
+            "--map-logdir …`, or give the program {logdir} as the argument that names its directory"
         )
     # Without --logdir the run would continue in the program's directory.
     leave_out = " or without --logdir" if start.naming == "inside" and local_path(given) is not None else ""
-    mapped = "" if start.naming == "mapped" else ", or with --map-logdir, which has it use the run's"
+    mapped = "" if start.naming == "mapped" else ", or add --map-logdir to make it use the run's"
     return UserError(
         f"the program's logdir is {anchor(given)}, but the run's is {start.logdir}; give the program {{logdir}} as "
         f"an argument that names its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`"

@@ -102,7 +102,7 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
             request.fetches.pop("summary", None)
             if not self._has_reported:
                 self._has_reported = True
-                log.info("procsv: summaries wait for a run that feeds their placeholders")
+                log.info("procsv: summaries are written at the next run that feeds their placeholders")
         return request
 
     def _is_fed(self, run_context: Any) -> bool:

@@ -192,8 +192,8 @@ class MonitoredController(SessionController):
         is_anew = self._reason != "start"
         if self._hook is None and not is_anew and not self._is_worker:
             log.warning(
-                "procsv: no CheckpointSaverHook: nothing of this session is saved, and a crash starts from the "
-                "beginning; give it such a hook, or use a MonitoredTrainingSession with a checkpoint_dir, which has one"
+                "procsv: no CheckpointSaverHook: nothing of this session is saved, so after a crash the program starts "
+                "from the beginning; add this hook, or give a MonitoredTrainingSession a checkpoint_dir, which adds it"
             )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
@@ -330,7 +330,7 @@ class MonitoredController(SessionController):
         if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):
             return
         if error is not None and issubclass(error, tf_hooks.NanLossDuringTrainingError):
-            log.info("procsv: the model has diverged: no last checkpoint is saved")
+            log.info("procsv: the model has diverged, so its last state is not saved")
             return
         self._reason = "final"
         self.save_last_state(NOT_SAVED if training.snapshots.owes else self.saved_step)

@@ -141,7 +141,7 @@ class SVSummaryThread(ServiceThread):
             return
         except tf.errors.OutOfRangeError as error:
             self._is_exhausted = True
-            log.warning("procsv: the input of the summary op has ended; training continues without it: %s", error)
+            log.warning("procsv: the summary op has no more input; training continues without it: %s", error)
             return
         self._write(got["summary"], int(np.asarray(got["step"]).reshape(())) if "step" in got else None)
 

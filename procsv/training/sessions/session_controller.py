@@ -169,7 +169,7 @@ class SessionController:
         try:
             step = self._read_last_step(training)
         except (RuntimeError, TimeoutError, tf.errors.OpError) as error:
-            log.warning("procsv: no last checkpoint, the session is not usable any more: %s", error)
+            log.warning("procsv: the last state is not saved, because the session is no longer usable: %s", error)
             return saved_step
         if step == saved_step:
             return saved_step
@@ -186,8 +186,8 @@ class SessionController:
         self.let_close()  # the session may be closing right now
         if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
             log.warning(
-                "procsv: no last checkpoint: another thread is still in a call of the session; "
-                "the newest snapshot counts"
+                "procsv: the last state is not saved, because another thread is still in a call of the session; "
+                "the run resumes from its newest snapshot"
             )
             return
         self.save_last_state()

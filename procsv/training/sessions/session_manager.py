@@ -113,7 +113,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         saved = ask_newest(self.runtime, durable_only=False)
         if saved.source != "fresh" and 0 <= now < saved.step:
             tf1.logging.warning(
-                "procsv: the model on the servers is at step %d, and step %d is saved: that is restored",
+                "procsv: the model on the servers is at step %d, but step %d is saved: restoring the saved one",
                 now,
                 saved.step,
             )
@@ -188,7 +188,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             return None
         mark = WholeMark(master, self._graph, config)
         try:
-            return "the chief is about to make the model whole" if mark.is_cleared() else None
+            return "the chief has not finished initializing the model" if mark.is_cleared() else None
         finally:
             mark.close()
 

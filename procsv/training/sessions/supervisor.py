@@ -210,8 +210,8 @@ class Supervisor(tf_supervisor.Supervisor):
         controller.watch_close(sess)
         if self._saver is None:
             log.warning(
-                "procsv: saver=None: nothing of this session is saved, and a crash starts from the beginning; "
-                "a Supervisor without this argument saves all variables"
+                "procsv: saver=None: nothing of this session is saved, so after a crash the program starts from the "
+                "beginning; without this argument the Supervisor saves all variables"
             )
         if self._save_model_secs:
             training.save_first_state()

@@ -72,7 +72,7 @@ def number_from_newest(runtime: Runtime) -> None:
         _ask_state(runtime, durable_only=True)
         runtime.connection.tell_checkpoint(Restored())  # the service need not keep anything for us
     except UserError as why:
-        log.error("procsv: the snapshots of this training may have numbers too low to be saved: %s", why)
+        log.error("procsv: snapshots may not be saved, as their numbers may be lower than the newest one's: %s", why)
 
 
 def _ask_state(runtime: Runtime, durable_only: bool) -> RestoreFrom:
@@ -104,7 +104,7 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
         try:
             restore_slot(Path(answer.path), source)
         except (CannotRestore, PeerError) as why:
-            log.warning("procsv: the state in memory is restored by way of its checkpoint: %s", why)
+            log.warning("procsv: the state in memory cannot be restored directly; using its checkpoint: %s", why)
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         source.restore(lasting_path(answer.path))

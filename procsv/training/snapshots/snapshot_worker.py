@@ -92,7 +92,7 @@ class SnapshotMemory:
             if self._guarded.finishes:
                 return  # a capture holds a slot: it is copied first, then this is called again
             self._guarded.is_reserving = True
-        log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
+        log.warning("procsv: something removed %s during the run; snapshots go into new shared memory", loss.path)
         if loss.is_alone:
             self._runtime.connection.note_entry(GroundLost(what=SLOT, path=str(loss.path)))
         self._get_memory(is_lost=True)

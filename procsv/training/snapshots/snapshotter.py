@@ -176,7 +176,7 @@ class Snapshotter:
             try:
                 self.flush_request(record)
             except Exception as failure:  # noqa: BLE001  a failed snapshot must not end training
-                log.error("procsv: no checkpoint of this step, training goes on: %s", failure)
+                log.error("procsv: this step could not be saved; training continues: %s", failure)
         return record
 
     # -- events ------------------------------------------------------------------------------------

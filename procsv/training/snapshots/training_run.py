@@ -207,8 +207,8 @@ class TrainingRun:
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
-            text = f"the program still trains {share_s:.0f} s after it was asked to stop; it is ended at this step"
-            print(f"procsv: {text}", file=sys.stderr)  # the program's log may be silent
+            text = f"{share_s:.0f} s after the stop request the program still trains: procsv ends it after this step"
+            print(f"procsv: {text}", file=sys.stderr)  # the program may have silenced its log
             raise SystemExit(exit_codes.RESUMABLE)
 
     # -- events ------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class TrainingRun:
         if strip_numbers(news.error) != self._last_error:  # do not report every retry
             self._last_error = strip_numbers(news.error)
             log.error(
-                "procsv: saving step %d failed; training goes on, "
-                "and the newest state is saved as soon as that can be: %s",
+                "procsv: step %d could not be saved; training continues, and procsv tries again with the newest "
+                "state: %s",
                 news.step,
                 news.error,
             )
@@ -260,7 +260,7 @@ class TrainingRun:
     def _on_unwritable(self, news: Unwritable) -> None:
         error = news.error
         if error and strip_numbers(error) != self._last_error:
-            log.error("procsv: nothing can be saved, training goes on: %s", error)
+            log.error("procsv: checkpoints cannot be saved at the moment; training continues: %s", error)
         self._last_error = strip_numbers(error)
 
     def _on_rejected(self, news: Rejected) -> None:
@@ -300,7 +300,7 @@ class TrainingRun:
             with self._runtime.heartbeat.saving():
                 return self._wait(self.snapshots.take_snapshot(reason, reuses=True), timeout_s)
         except failures as failure:
-            log.error("procsv: the last state could not be taken, the newest snapshot counts: %s", failure)
+            log.error("procsv: the last state is not saved; the run resumes from its newest snapshot: %s", failure)
             self._note_lost(failure)
         return False
 
@@ -348,7 +348,7 @@ class TrainingRun:
             try:
                 self.snapshots.wait_settled(self.snapshots.take_snapshot("start"), FIRST_SAVE_S_MAX)
             except self._failures as failure:
-                log.error("procsv: no checkpoint of the first state, training goes on: %s", failure)
+                log.error("procsv: the initial state could not be saved; training continues: %s", failure)
 
     def final_save_s(self) -> float:
         """Return how long the last save may take. After a stop request, that is the rest of the grace period."""

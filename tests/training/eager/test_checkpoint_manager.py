@@ -263,7 +263,7 @@ def test_a_step_on_another_thread_is_refused(directory: Path) -> None:
         other = threading.Thread(target=elsewhere)
         other.start()
         other.join()
-    assert ["thread that trains" in str(error) for error in errors] == [True, True]
+    assert ["the training thread" in str(error) for error in errors] == [True, True]
 
 
 def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_works_once_that_is_done(

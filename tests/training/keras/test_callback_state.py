@@ -273,9 +273,9 @@ def test_what_the_constructor_and_on_train_begin_derive_from_their_process_is_no
         (lambda directory: threading.Lock(), "lock"),
         (lambda directory: [threading.Lock()], "lock"),
         (lambda directory: lambda: 0, "function"),
-        (lambda directory: Record(), "fit has made"),
+        (lambda directory: Record(), "fit made"),
         (lambda directory: [Record()], "Record"),
-        (lambda directory: Phase.TRAIN, "fit has made"),
+        (lambda directory: Phase.TRAIN, "fit made"),
         (lambda directory: np.array([object()]), "object"),
     ],
 )

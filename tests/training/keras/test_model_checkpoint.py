@@ -148,7 +148,7 @@ def test_keras_writes_the_files_of_an_unsupervised_fit_whole_or_not_at_all(
         model.fit(X, Y, epochs=2, verbose=0, callbacks=found)
     for epoch in (1, 2):
         assert_same(tmp_path, epoch)
-    assert caplog.text.count("not look after") == 2  # once for each callback
+    assert caplog.text.count("protect this fit") == 2  # once for each callback
 
 
 def test_a_path_that_is_a_directory_is_refused_in_words(tmp_path: Path) -> None:
