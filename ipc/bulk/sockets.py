@@ -89,7 +89,7 @@ class BulkClient:
             self._socket.connect(f"tcp://{address}")
         except zmq.ZMQError as error:
             self.close()
-            raise PeerError(f"nobody can be spoken to at {address} with these keys: {error}") from error
+            raise PeerError(f"cannot connect to {address} with these keys: {error}") from error
 
     def wait(self, timeout_s: float) -> None:
         self._socket.poll(math.ceil(timeout_s * 1000))

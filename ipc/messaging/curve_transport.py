@@ -136,7 +136,7 @@ def told_port() -> int:
     """Returns the coordinator's port from the environment; 0 for any."""
     text = os.environ.get("PROCSV_PORT", "")
     if text and not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
-        raise UserError(f"PROCSV_PORT={text} is no port; give a number from 1 to 65535")
+        raise UserError(f"PROCSV_PORT={text} is not a port; give a number from 1 to 65535")
     return int(text or 0)
 
 

@@ -187,7 +187,7 @@ def where_to_listen() -> tuple[list[str], str]:
     except OSError as error:
         return (
             [],
-            f"PROCSV_HOST={host} is not found ({error.strerror}), so the ports of this launch listen at all addresses",
+            f"PROCSV_HOST={host} is not found ({error.strerror}), so this launch listens at all addresses",
         )
     named = host if host in found else ""
     own = [
@@ -199,7 +199,7 @@ def where_to_listen() -> tuple[list[str], str]:
         return own, ""
     return (
         [],
-        f"PROCSV_HOST={host} is no address of this machine, so the ports of this launch listen at all that it has",
+        f"PROCSV_HOST={host} is not an address of this machine, so this launch listens at all of its addresses",
     )
 
 
@@ -237,7 +237,7 @@ def _listen(addresses: list[str], port: int) -> list[socket.socket]:
         else:
             return made
     raise UserError(
-        f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
+        f"port {port} of this machine is in use; `ss -tlnp` shows by which process. Name another port in PROCSV_PORT",
         exit_codes.LOGDIR_UNUSABLE,
     )
 

@@ -48,9 +48,9 @@ class IncomingSlot:
         """Raises PeerError unless the slot is READY and exactly the offered snapshot."""
         info = read_header(self._draft)
         if info is None or info.state is not SlotState.READY:
-            raise PeerError("what has come is no whole snapshot")
+            raise PeerError("the received snapshot is incomplete")
         if (info.sequence, info.toc_hash) != (sequence, contents_hash):
-            raise PeerError(f"what has come is snapshot {info.sequence}, and not the offered {sequence}")
+            raise PeerError(f"received snapshot {info.sequence} instead of the offered {sequence}")
         try:
             reader = SlotReader(info)
             try:

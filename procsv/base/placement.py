@@ -25,7 +25,7 @@ CLUSTERS = ("auto", "local", *get_args(LauncherKind))  # the values of --cluster
 MOVED = "PROCSV_MOVED"  # holds a Move in the environment of a launch that has restarted
 _WHY_NO_SPARES = {
     "local": "all tasks are this launch's here",
-    "indexed-job": "Kubernetes puts a new pod in the place of a lost one",
+    "indexed-job": "Kubernetes replaces a lost pod itself",
 }
 
 Tasks = tuple[TaskId, ...]

@@ -84,7 +84,7 @@ def check_environment(ctx: click.Context, environment: Mapping[str, str]) -> Non
         if name.startswith(OF_LAUNCH) and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ": unset it"
-            raise UserError(f"the environment has {name}, which is no option of launch{hint}")
+            raise UserError(f"the environment has {name}, which is not an option of launch{hint}")
 
 
 def _is_flag(param: click.Parameter) -> bool:

@@ -123,7 +123,7 @@ def _only_active() -> str:
         raise UserError("no run is active here or under runs/; name its directory", exit_code=1)
     if len(active) > 1:
         names = ", ".join(str(one.directory) for one in active)
-        raise UserError(f"several runs are active; name the one that is meant: {names}")
+        raise UserError(f"several runs are active; name the one that you mean: {names}")
     return str(active[0].directory)
 
 

@@ -103,7 +103,7 @@ def command(
     if logdir is not None and begins_new:
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
     if begins_new and settings["resume"]:
-        raise click.UsageError("--new begins a new run, and --resume goes on with one: give one of them")
+        raise click.UsageError("--new starts a new run, and --resume continues one: give one of them")
     check_tasks(settings)
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)

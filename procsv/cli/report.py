@@ -29,7 +29,7 @@ WATCH_S = 5
     metavar="FILE",
     help="Write one page that loads nothing from elsewhere; - is standard output.",
 )
-@click.option("--watch", is_flag=True, help="Write the page anew every few seconds until the run ends.")
+@click.option("--watch", is_flag=True, help="Rewrite the page every few seconds until the run ends.")
 def command(directory: str, as_json: bool, html: str | None, watch: bool) -> None:
     """Account for every second of the run in DIR: training kept and redone, starting, down, stalled and stopped; and
     every start, crash, recovery and checkpoint."""
@@ -41,7 +41,7 @@ def command(directory: str, as_json: bool, html: str | None, watch: bool) -> Non
     if (watch or html == "-") and as_json:
         raise click.UsageError("--json goes to standard output by itself")
     if watch and html in (None, "-"):
-        raise click.UsageError("--watch writes a page anew: name it by --html FILE")
+        raise click.UsageError("--watch rewrites a page: name it with --html FILE")
     story = read_story(directory, SystemClock())
     if html == "-":
         click.echo(make_page(story), nl=False)

@@ -19,7 +19,7 @@ TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
     "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
     "state outside the graph (a counter or a position in the data in Python, an unseeded random source, a file that it "
-    "appends to). Such state starts anew at each restart; derive it from the global step"
+    "appends to). Such state is reset at each restart; derive it from the global step"
 )
 NOT_DETERMINISTIC = (
     "the program ends differently even without faults: it is not deterministic, and a drill cannot tell a lost step from "
@@ -27,7 +27,7 @@ NOT_DETERMINISTIC = (
     "difference with --rtol"
 )
 COUNTS_ITSELF = (
-    "it seems to count its steps or epochs in Python, where the count starts anew at each restart; let the global step say "
+    "it seems to count its steps or epochs in Python, where the count starts from zero at each restart; let the global step say "
     "when training is over"
 )
 
@@ -144,9 +144,9 @@ def _fresh_starts(trial: Trial) -> list[str]:
     why = (
         "the program deletes its checkpoints at its start"
         if deleted & {number for number, _ in starts}
-        else f"there was no state to go on from (see the warnings in {trial.logdir}.out)"
+        else f"there was no state to resume from (see the warnings in {trial.logdir}.out)"
     )
-    return [f"all progress was lost, and the training began anew: {which}; {why}"]
+    return [f"all progress was lost, and the training started from the beginning: {which}; {why}"]
 
 
 def _other_end(found: Findings) -> list[str]:

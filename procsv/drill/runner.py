@@ -55,7 +55,9 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     """Train twice, and return the findings. UserError if there is nothing to drill."""
     for name in (BASELINE, DRILLED, AGAIN):
         if (course.directory / name).exists():
-            raise UserError(f"{course.directory / name} is of an earlier drill; remove it, or choose another --logdir")
+            raise UserError(
+                f"{course.directory / name} belongs to an earlier drill; remove it, or choose another --logdir"
+            )
     say("1/2 training without faults")
     baseline = _train(course, BASELINE, Plan(), say)
     if not baseline.survived:

@@ -71,7 +71,7 @@ def place_in_fit(story: Story) -> str:
 
 def done_without(account: Account) -> list[str]:
     """Return a sentence for each task that was given up while the others continued."""
-    return [f"it has gone on without {task}, which was given up: {why}" for task, why in account.without.items()]
+    return [f"it continues without {task}, which was given up: {why}" for task, why in account.without.items()]
 
 
 def show_report(story: Story, console: Console) -> None:

@@ -233,5 +233,5 @@ def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
     try:
         return MetricsPort(address) if address else None
     except OSError as error:
-        console.say(f"no metrics at {address}: {error.strerror}; they stand in procsv/metrics.prom", is_bad=True)
+        console.say(f"metrics are not served at {address}: {error.strerror}; procsv/metrics.prom has them", is_bad=True)
         return None

@@ -47,7 +47,7 @@ class FileOrders:
         elif parcel in self._environment.parcels():
             self._begin(parcel, [received])
         else:  # the parcel was found and placed before this request
-            error = "" if is_parcel(parcel) else f"{parcel} is no parcel of this run"
+            error = "" if is_parcel(parcel) else f"{parcel} is not a parcel of this run"
             self._reply(received, FilePlaced(message.parcel, error))
 
     def retry(self, now_s: float, is_last: bool) -> None:
@@ -75,7 +75,7 @@ class FileOrders:
             if keeps and parcel.exists():
                 self._failed[parcel] = path
                 return
-            print(f"procsv checkpoint: {path} is given up: {error}", file=sys.stderr, flush=True)
+            print(f"procsv checkpoint: giving up on {path}: {error}", file=sys.stderr, flush=True)
             parcel.unlink(missing_ok=True)
 
         self._disk.run_job(lambda: self._environment.place(parcel), done, failed)

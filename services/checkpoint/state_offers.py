@@ -50,7 +50,9 @@ class StateOffers:
         except (PeerError, UserError, OSError) as error:
             if not self._has_failed:
                 self._has_failed = True
-                text = f"other machines have checkpoints alone, as what is in memory cannot be offered: {error}"
+                text = (
+                    f"other machines can restore only checkpoints, because this one cannot offer its snapshots: {error}"
+                )
                 print(f"procsv checkpoint: {text}", file=sys.stderr, flush=True)
             return None
 

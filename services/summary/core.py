@@ -164,7 +164,7 @@ class SummaryCore(msgspec.Struct):
         """
         parcel = Path(path)
         if parcel.parent not in self.parcel_dirs or not parcel.name.startswith("event."):
-            raise PeerError(f"{path} is no parcel of this run")
+            raise PeerError(f"{path} is not a parcel of this run")
         return parcel
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ MEANING = {
     "stopped": "Seconds between two launches.",
     "goodput": "Share of the run's time that went into steps which are kept.",
     "failures": "How often the program has failed so far.",
-    "lost_steps": "Steps that were made again so far.",
+    "lost_steps": "Steps redone so far.",
     "recovery_seconds": "From the last death of the program to the end of its next new step.",
     "memory_bytes": "Resident memory of the program's process.",
 }

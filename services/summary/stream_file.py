@@ -84,7 +84,7 @@ class Stream(msgspec.Struct):
 
     def _ready_file(self, wall_s: float) -> EventFile:
         if self._file is not None and (trouble := self._file.trouble()):
-            say(f"{self._file.path} {trouble}; going on in a new file")
+            say(f"{self._file.path} {trouble}; continuing in a new file")
             self._file.close()
             self._file = None
         if self._file is None:
@@ -147,7 +147,7 @@ class Stream(msgspec.Struct):
         self.through = position.through
         with contextlib.suppress(FileNotFoundError):
             if position.offset and path.stat().st_size < position.offset:
-                say(f"{path} is shorter than what was written to it; going on in a new file")
+                say(f"{path} is shorter than what was written to it; continuing in a new file")
                 return
             if position.offset == 0 and not path.exists():
                 return  # it was named but never created; the next record creates a new one

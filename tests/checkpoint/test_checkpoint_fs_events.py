@@ -114,7 +114,7 @@ def test_a_machine_without_free_watches_is_reported_once(tmp_path: Path, capsys:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         watch.close()
     said = capsys.readouterr().err
-    assert said.count(": it is scanned") == 1
+    assert said.count(": procsv scans it") == 1
 
 
 def test_only_a_possible_checkpoint_gives_a_hint() -> None:

@@ -57,7 +57,7 @@ def test_row_10_frozen_services_are_replaced_while_training_goes_on_and_the_end_
         assert (found["incarnation"], found["seconds"] >= FROZEN_S) == (1, True)
         (cause, evidence), *_, last = ended(run, role)
         assert cause == "hang", evidence
-        assert ("its loop" in evidence, "SIGSTOP" in evidence) == (True, True)
+        assert ("its main loop" in evidence, "SIGSTOP" in evidence) == (True, True)
         assert last[0] == "completed"
         assert run.events("service_restarted", role)[0]["incarnation"] == 2
     final = run.events("checkpoint_durable")[-1]

@@ -375,7 +375,7 @@ def test_a_cell_that_is_interrupted_and_run_again_resumes_from_its_last_save(tmp
         said = run.said()
     assert re.findall(r"begins at (\d)", said) == ["0", "5"]
     assert f"supervised True newest {logdir}/ckpt-8" in said
-    assert "left alone" not in said
+    assert "does not protect" not in said
     assert run.events("checkpoint_durable")[-1]["path"].endswith("ckpt-8")
     assert [entry["code"] for entry in run.events("exited", "trainer")] == [0]
 

@@ -133,7 +133,7 @@ def test_row_49_a_state_lost_with_the_memory_before_its_save_is_named_and_ends_t
         run.wait_event("restarting")
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == 70, run.said()
-        named = re.search(r"step (\d+) was in memory", run.events("gave_up")[-1]["why"])
+        named = re.search(r"step (\d+) was only", run.events("gave_up")[-1]["why"])
         assert named is not None, run.events("gave_up")
         assert 0 < int(named[1]) <= newest
         assert named[0] in run.said()

@@ -314,7 +314,7 @@ def test_row_69_members_that_lose_their_coordinator_let_their_tasks_run_for_a_wh
         chief.process.kill()
 
         for member in members:
-            member.wait_for("word of it", partial(says, member, "nothing is heard "))
+            member.wait_for("word of it", partial(says, member, " is silent; "))
         assert tasks["worker.0"].is_running()
         assert [member.wait_end() for member in members] == [75, 75]
         wait_until_gone(tasks)

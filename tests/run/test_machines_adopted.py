@@ -180,8 +180,8 @@ def test_row_70_if_a_server_is_lost_as_well_all_tasks_restart_from_the_saved_sta
         again = run.launch("chief")
 
         wait_training(again, 2)
-        assert "begins anew: ps.0 has ended" in again.said()
-        assert re.search(r"\(ps\.0 has ended.*\); worker\.0 begins anew", run.launches["worker.0"].said())
+        assert "all restart: ps.0 has ended" in again.said()
+        assert re.search(r"\(ps\.0 has ended.*\); worker\.0 restarts", run.launches["worker.0"].said())
         assert not again.events("adopted")
         assert not tasks["worker.0"].is_running()
         recovered = again.events("recovered", "chief")[-1]
@@ -263,7 +263,7 @@ def test_a_chief_without_a_given_address_reuses_its_old_one_or_all_tasks_restart
 
         now, before = cluster_of(run, "chief.2"), cluster_of(run, "worker.0.1")
         if is_taken:
-            assert f"everything begins anew: the others know chief at {address}:{port}: " in again.said()
+            assert f"all restart: the others know chief at {address}:{port}: " in again.said()
             again.wait_for("its start", (run.logdir / "cluster.worker.0.2").exists)
             assert now == cluster_of(run, "worker.0.2") != before
             assert not again.events("adopted")

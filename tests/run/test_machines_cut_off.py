@@ -177,7 +177,7 @@ def test_members_of_a_frozen_coordinator_ignore_it_once_another_has_started_else
         server.send_signal(signal.SIGCONT)
         wait_trains(chief, 2)
 
-        assert re.search(rf"begins anew: chief is at {elsewhere.address} .* {here.address}", chief.said())
+        assert re.search(rf"all restart: chief is at {elsewhere.address} .* {here.address}", chief.said())
         assert not chief.events("adopted")
         end(run)
         assert run.codes() == dict.fromkeys(tasks, 0)

@@ -132,7 +132,7 @@ def test_row_78_after_all_launches_have_ended_the_next_job_finds_the_copy_whiche
         step = wait_mirrored(chief, 30)
         lose(chief)
         left = run.launches["worker.0"]
-        left.wait_for("word of the loss", lambda: "nothing is heard " in left.said())
+        left.wait_for("word of the loss", lambda: " is silent; " in left.said())
         left.process.send_signal(signal.SIGTERM)  # the scheduler gives the job up
         assert left.wait_end() == 75
         assert len(mirrors(run.logdir)) == 1

@@ -301,7 +301,7 @@ def test_a_hang_is_reported_and_ends_when_the_program_continues(tmp_path: Path) 
 
         assert hang["phase"] == "step"
         assert program.run.status()["state"] == "hung"
-        program.run.wait_for("the terminal", lambda: "is left alone" in program.run.said())
+        program.run.wait_for("the terminal", lambda: "not end it" in program.run.said())
         program.tell("step 2")
         wait_at(program.run, "hang_over", step=2)
         program.tell("end")

@@ -93,7 +93,7 @@ def test_a_run_that_does_not_end_at_the_first_ctrl_c_ends_at_the_second_as_the_f
     with launched(tmp_path, STUBBORN, grace_s=36_000.0) as run:
         run.begun()
         run.process.send_signal(signal.SIGINT)
-        run.until("the first", lambda: "; again: now" in run.said() and "no" in run.log().split())
+        run.until("the first", lambda: "; Ctrl-C again " in run.said() and "no" in run.log().split())
         run.process.send_signal(signal.SIGINT)
         assert run.end() in NOT_SAVED
         assert run.said().count("Ctrl-C: ") == 2

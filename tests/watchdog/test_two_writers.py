@@ -162,7 +162,7 @@ def test_row_53_no_process_of_a_run_is_ended_while_its_watchdog_lives_whatever_f
         env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
         with launched(tmp_path, IDLE, grace_s=0.5, env=env) as second:
             assert second.end() == 73
-        assert re.search(rf"still alive: .*process {run.process.pid} \(", run.said())
+        assert re.search(rf"still run: .*process {run.process.pid} \(", run.said())
         assert is_alive(child)
         run.process.send_signal(signal.SIGCONT)
         run.begun(2)

@@ -25,7 +25,7 @@ def read_secret(path: Path) -> bytes:
     try:
         fd = open_data(path, follows_links=True)
     except (NotAFile, IsADirectoryError) as error:
-        raise UserError(f"--secret-file {path} is no file; {MAKE_ONE}") from error
+        raise UserError(f"--secret-file {path} is not a file; {MAKE_ONE}") from error
     except OSError as error:
         hint = "" if not isinstance(error, PermissionError) else "; in a pod, set fsGroup, or a defaultMode of 0444"
         raise UserError(f"--secret-file {path} cannot be read: {error.strerror}{hint}") from error

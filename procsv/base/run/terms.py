@@ -72,7 +72,7 @@ def write_term(paths: RunPaths, term: Term) -> Term:
         finally:
             draft.unlink(missing_ok=True)
         return numbered
-    raise OSError(f"{directory} has a new term each time it is looked at")
+    raise OSError(f"{directory} keeps getting a new term")
 
 
 def forget_terms(paths: RunPaths, below: int) -> None:

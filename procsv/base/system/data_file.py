@@ -26,7 +26,7 @@ class NotAFile(UserError, OSError):
     """Not a regular file, or one that is larger than any of ours."""
 
     def __init__(self, path: str | Path, what: str) -> None:
-        UserError.__init__(self, f"{path} is {what}, and not a file of procsv's: remove it", exit_codes.LOGDIR_UNUSABLE)
+        UserError.__init__(self, f"{path} is {what}, not a file of procsv's: remove it", exit_codes.LOGDIR_UNUSABLE)
         self.errno, self.strerror, self.filename = errno.EINVAL, f"it is {what}", str(path)
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ RESTARTS = OptionGroup(
         "--min-kept",
         "min_kept_s",
         "60s",
-        "Training that is kept of an attempt, from which on a failure is no repeated one.",
+        "An attempt that leaves this much training is not counted as a repeated failure.",
     ),
     option(
         "--min-goodput",
@@ -45,7 +45,7 @@ RESTARTS = OptionGroup(
         metavar="SHARE",
         help="Give up when less than this share of the time of the last --goodput-attempts was training that is kept. 0: never.",
     ),
-    count("--goodput-attempts", 1, 10, "Attempts of which --min-goodput is asked."),
+    count("--goodput-attempts", 1, 10, "Number of attempts over which --min-goodput is measured."),
     count("--suspect-crashes", 1, 2, "Resume from the checkpoint before, after N crashes from the same state."),
     seconds(
         "--disk-wait",

@@ -70,7 +70,7 @@ RUN = OptionGroup(
         "hot: it has also run the program up to its session, so the program's start runs twice.",
         is_common=True,
     ),
-    count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself."),
+    count("--steps-total", 0, 0, "Steps of the whole training, for the status line; not needed with a StopAtStepHook."),
     option(
         "--detach",
         is_flag=True,
@@ -109,8 +109,8 @@ TASKS = OptionGroup(
         "Train in several tasks: N workers beside the chief, which are told of each other by TF_CONFIG. On this machine, unless "
         "--cluster has them on several.",
     ),
-    count("--ps", 0, 0, "Parameter servers of such a training."),
-    count("--evaluators", 0, 0, "Evaluators of such a training, which read its checkpoints."),
+    count("--ps", 0, 0, "Parameter servers of a training in several tasks."),
+    count("--evaluators", 0, 0, "Evaluators, which read the checkpoints of a training in several tasks."),
     option(
         "--chief/--no-chief",
         "has_chief",
@@ -155,7 +155,7 @@ MACHINES = OptionGroup(
         "--spare-nodes",
         0,
         0,
-        "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes its task over, and all begin again.",
+        "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes over its task, and all tasks restart.",
     ),
     option(
         "--secret-file",
@@ -170,7 +170,7 @@ MACHINES = OptionGroup(
         "--peer-timeout",
         "peer_timeout_s",
         "10s",
-        "Silence of another machine's launch after which it counts as lost.",
+        "How long the launch on another machine may be silent before it counts as lost.",
         least_s=1.0,
     ),
     seconds(

@@ -52,7 +52,7 @@ POLL_S = 0.2
     help="trainer or a task such as worker.1, standby, checkpoint, summary, or watchdog (with --detach).",
 )
 @click.option(
-    "--node", metavar="HOST", help="Show the tasks that this machine has, of a run on several, as --all does."
+    "--node", metavar="HOST", help="On a run on several machines: show the tasks of this machine, as --all does."
 )
 @click.option("--all", "is_all", is_flag=True, help="Show all roles, one log after another, each line with its role.")
 def command(

@@ -69,7 +69,7 @@ class RunFilesWatch(msgspec.Struct):
         loss.error = error
         if loss.is_said_by_others:
             return []
-        return [Say(f"the {loss.what} {path} cannot be made anew: {error}; trying again", is_bad=True)]
+        return [Say(f"the {loss.what} {path} cannot be recreated: {error}; trying again", is_bad=True)]
 
     def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
         """A process has ended: its successor makes its files anew, which is no loss."""

@@ -132,7 +132,7 @@ class ServiceSupervisor:
 
     def cause(self, event: Ended) -> Cause:
         if event.exit.code == 0 and self.state is not ServiceState.FINISHING:
-            return Cause("exit-code", "exit code 0, although nobody had told it to finish")
+            return Cause("exit-code", "exit code 0 before it was asked to finish")
         hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)
         where = where_it_crashed(event.stacks)
         cause = find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
@@ -179,7 +179,7 @@ class ServiceSupervisor:
             self.state = ServiceState.LOST
             times = self.history.deaths_max(death)
             within = f"failed {times} times within {self.history.launch.service_period_s:.0f} s"
-            what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
+            what = f"hung {times} times without finishing a job" if death is ServiceDeath.HUNG else within
             self.why_lost = f"the {self.task} service {what} (the last time: {how})"
         else:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s
@@ -244,7 +244,7 @@ class Saves(msgspec.Struct):
         kept = f"step {durable_step} is on disk" if durable_step != NO_STEP else "nothing is on disk yet"
         text = (
             f"the checkpoint of step {news.step} could not be saved: {news.error}; {kept}. "
-            "Training goes on, and so do the tries"
+            "Training continues, and procsv keeps trying"
         )
         return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
@@ -252,7 +252,7 @@ class Saves(msgspec.Struct):
         """The checkpoint directory is damaged, or well again. `step`: the trainer's."""
         was, self._trouble = self._trouble, news.error
         if news.error:
-            text = f"nothing can be saved: {news.error}; training goes on, and so do the tries"
+            text = f"checkpoints cannot be saved: {news.error}; training continues, and procsv keeps trying"
             return self._once(entries.CheckpointFailed(step=step, error=news.error), incarnation, text)
         if not self._error:
             self._said.clear()

@@ -62,7 +62,7 @@ def describe(line: Line) -> str:
             return f"{who} failed{_at(entry.step)}: {entry.evidence or entry.cause}"
         case entries.RunStarted(seen_until=float(seen_s)):
             when = show_time(seen_s)
-            return f"the watchdog was killed about {when}, or its machine went down; this launch goes on with the run"
+            return f"the watchdog was killed about {when}, or its machine went down; this launch continues the run"
         case entries.GaveUp():
             return f"gave up: {entry.why}"
         case entries.TaskGivenUp():
@@ -73,13 +73,13 @@ def describe(line: Line) -> str:
             saved = f"step {entry.durable_step} is on disk" if entry.durable_step >= 0 else "nothing was saved"
             return f"stopped by {entry.source}{_at(entry.step)}; {saved}"
         case entries.HangDetected():
-            return f"{who} hangs{_at(entry.step)}: no progress for {show_duration(entry.seconds)}; it is ended"
+            return f"{who} hangs{_at(entry.step)}: no progress for {show_duration(entry.seconds)}; procsv ends it"
         case entries.HangSuspected():
-            return f"{who} has done nothing for {show_duration(entry.seconds)}; it is left alone"
+            return f"{who} has done nothing for {show_duration(entry.seconds)}; procsv does not end it"
         case entries.CheckpointFailed():
             return f"step {entry.step} could not be saved: {entry.error}"
         case entries.PreemptNotice():
-            return f"told to leave this machine by {entry.source}"
+            return f"preemption notice: {entry.source}"
         case _:
             return entry.event.replace("_", " ")
 

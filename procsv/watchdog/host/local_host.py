@@ -99,13 +99,13 @@ class LocalHost(TaskHost):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         """Signal an attempt. SIGTERM to an attempt that has not begun cancels its start."""
-        if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had begun"):
+        if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had started"):
             return
         self._becomes_to_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
         self._processes.signal(task, incarnation, number)
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
-        if self._withdraw(task, incarnation, "it was ended before it had begun"):
+        if self._withdraw(task, incarnation, "it was killed before it had started"):
             return
         self._becomes_to_end |= self.standby.is_becoming(task, incarnation)
         self._processes.kill_tree(task, incarnation)

@@ -298,7 +298,7 @@ class Standby(msgspec.Struct):
                 self.out.append(WriteEntry(ready, STANDBY, self.number))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
-                text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
+                text = f"after each restart the next standby takes seconds to be ready, as procsv cannot fork it: {said.word.no_fork}"
                 self.out.append(Say(text))
 
     def promoted(self, event: Promoted, now_s: float) -> None:
@@ -333,19 +333,19 @@ class Standby(msgspec.Struct):
         self.pid, self._late_s = 0, None
         self.handle(StandbyEvent.DIED, now_s)
         if was is StandbyState.PROMOTING:
-            text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
+            text = f"the standby ended ({ended.exit}) as it was to become the trainer: starting the trainer cold"
             self.out.append(Say(text, is_bad=True))
         elif self.mode == "hot" and was is StandbyState.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"
             text = (
                 f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
-                f"standby.{self.number}.log; a warm one instead"
+                f"standby.{self.number}.log; using a warm one instead"
             )
             self.out.append(Say(text, is_bad=True))
         elif was is not StandbyState.LEAVING and len(self._deaths_s) == DEATHS_SAID:
             text = (
-                f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
-                "training goes on without it for a while"
+                f"the standby keeps failing ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
+                "training continues without one for a while"
             )
             self.out.append(Say(text, is_bad=True))
 

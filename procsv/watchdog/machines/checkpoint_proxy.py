@@ -27,7 +27,7 @@ from procsv.ipc.messaging.zmq_transport import Server, Waiter
 
 HEARD_MAX = 1000  # messages per turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"
-NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
+NOT_OFFERED = "the coordinator's machine does not offer its snapshot; see the log of its checkpoint service"
 
 News = AskState | TaskSaid
 

@@ -52,7 +52,7 @@ from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_u
 LOOK_S = 0.2  # between two checks for a signal, while waiting for launches
 OUTLIVE_S = 0.5  # publish our term again before members accept a stale refusal (REFUSAL_S in joining.py)
 SAID_AFTER_S = 5.0  # when to report which launches are missing
-REPLACED = "another launch with the same task has come after this one, and the run goes on with that"
+REPLACED = "a newer launch with the same task has joined the run and replaces this one"
 REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
 ASKED_S_MAX = 5.0  # how long to answer the other members, if no file tells them
 
@@ -122,7 +122,7 @@ class Forming:
             missing = ", ".join(map(str, self.membership.missing))
             if waited_s > limit_s:
                 raise UserError(
-                    f"no launch has come for {missing} within {show_duration(limit_s)}: see that all of them were started, name the "
+                    f"no launch has joined for {missing} within {show_duration(limit_s)}: check that all of them were started, name the "
                     "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)"
                     + self._other_cluster,
                     exit_codes.RESUMABLE,
@@ -184,7 +184,7 @@ class Forming:
         task, host = self._placement.task, self._host
         address, told = survivors.address_of(task), (self._placement.addresses or {}).get(task)
         if address != told and address.rpartition(":")[0] != host:
-            raise NothingToAdopt(f"{task} is at {told or host} now, and the others know it at {address}")
+            raise NothingToAdopt(f"{task} is at {told or host} now, but the others know it at {address}")
         try:
             ports.hold_own(task, host, {task: address})
         except UserError as error:
@@ -205,7 +205,7 @@ class Forming:
         """Tell the members of the previous run that it does not continue. They end their tasks, and
         ask again.
         """
-        say(f"the run before does not go on, everything begins anew: {why}")
+        say(f"the tasks of the previous coordinator cannot be adopted, so all restart: {why}")
         for task, received in list(self._asked.items()):
             if _served(received) is not None:
                 self.server.send_reliable(received.who, BeginAnew(why), re=received.seq)

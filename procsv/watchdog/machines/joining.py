@@ -158,7 +158,7 @@ class Joining:
             term = self.newest_term()
             if term is not None and term.refused:
                 if waited_s > REFUSAL_S:
-                    why = "" if term.exit_code == exit_codes.DONE else "the coordinator could not begin: "
+                    why = "" if term.exit_code == exit_codes.DONE else "the coordinator could not start: "
                     raise UserError(f"{why}{term.refused}", term.exit_code)
             elif term is not None and (joined := self._ask(term, wait, say)) is not None:
                 return joined
@@ -167,7 +167,7 @@ class Joining:
                 say(f"{self._placement.task}: waiting for the coordinator, which has {self._placement.tasks[0]}")
             wait(LOOK_S)
         raise UserError(
-            f"no coordinator was found {self._terms.where} within {show_duration(limit_s)}: see that {self._placement.tasks[0]} "
+            f"no coordinator was found {self._terms.where} within {show_duration(limit_s)}: check that {self._placement.tasks[0]} "
             f"was launched, and that {self._terms.hint}",
             exit_codes.RESUMABLE,
         )

@@ -220,6 +220,6 @@ def _run(loop: MemberLoop, placement: Placement, console: Console) -> int | Begi
     exit_code = loop.run()
     if loop.moves_to is not None:
         task, spares = loop.moves_to
-        console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
+        console.say(f"{task} on {own_host()}: restarting, because a machine was lost")
         return BeginAgain(placement.follow(task, spares))
     return BeginAgain(placement.as_move()) if loop.begins_anew else exit_code

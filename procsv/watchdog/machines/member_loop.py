@@ -229,13 +229,16 @@ class MemberLoop:
             return
         except BegunAnew as why:
             self.begins_anew = True
-            self._give_up(f"the run before does not go on ({why}); {self._task} begins anew", exit_codes.RESUMABLE)
+            self._give_up(
+                f"the tasks of the previous coordinator cannot be adopted ({why}); {self._task} restarts",
+                exit_codes.RESUMABLE,
+            )
             return
         if self._rejoining.follower and not self._is_cut:
             self._is_cut = True
             self._waiter.remove(self._client)
             self._console.say(
-                f"another coordinator has begun, on {self._rejoining.follower}: it is asked to go on with {self._task}"
+                f"a new coordinator runs on {self._rejoining.follower}: asking it to continue with {self._task}"
             )
         if joined is not None:
             self._go_on_with(joined)
@@ -423,12 +426,12 @@ class MemberLoop:
             match act:
                 case Act.SAY_ADRIFT:
                     limit = f"{self._core.coordinator_timeout_s:g} s"
-                    text = f"nothing is heard of the coordinator on {self._core.coordinator}; {self._task} goes on, for {limit} at most"
+                    text = f"the coordinator on {self._core.coordinator} is silent; {self._task} continues without it, for {limit} at most"
                     self._console.say(text, is_bad=True)
                 case Act.SAY_BACK:
                     self._console.say(f"the coordinator on {self._core.coordinator} is back")
                 case Act.SAY_ADOPTED:
-                    self._console.say(f"{self._task} goes on with the coordinator on {self._core.coordinator}")
+                    self._console.say(f"{self._task} continues with the coordinator on {self._core.coordinator}")
                 case Act.TELL_NOTICE:
                     self._client.send_reliable(member_messages.MemberNotice(source, now, is_notice))
                 case Act.ASK_TO_END:

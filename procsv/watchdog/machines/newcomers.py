@@ -22,7 +22,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.machines.core.membership import Member, Membership
 from procsv.watchdog.machines.core.succession import Claim, judge_claim
 
-GONE_ON = "this machine was lost, another one has its task, and the run goes on without it"
+GONE_ON = "the run counted this machine as lost, and another one has its task"
 PATIENCE = 2  # peer timeouts for the previous launch to fall silent; after that, both launches are alive
 
 
@@ -72,7 +72,7 @@ class Newcomers:
 
     def _why_waiting(self, member: Member) -> str:
         if not member.takes_orders:
-            return f"the run loses {member.host}, where {member.task} was: it is about to begin again, or to end"
+            return f"the run has lost {member.host}, which had {member.task}: it is about to restart or to end"
         silent_s = self._clock.monotonic() - member.heard_s
         return (
             f"{member.host} has {member.task} (process {member.pid}), which was heard {show_duration(silent_s)} ago: if it is silent for "

@@ -125,7 +125,7 @@ class PendingReplies(msgspec.Struct):
 
 def _why_lost(states: States) -> str:
     assert states.find_lost is not None
-    return f"step {states.find_lost.step} was in memory alone, and is lost from there"
+    return f"step {states.find_lost.step} was only in memory, and is lost"
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:

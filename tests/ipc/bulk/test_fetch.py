@@ -141,7 +141,7 @@ def test_a_snapshot_that_is_not_the_offered_one_is_refused(machines: Machines) -
     offer = machines.sender.offer(machines.slot)
     assert "not the offered 1" in machines.refusal(replace(offer, contents_hash=1))
     offer = machines.sender.offer(machines.slot)
-    assert "no whole snapshot" in machines.refusal(replace(offer, size=100))
+    assert "is incomplete" in machines.refusal(replace(offer, size=100))
 
 
 def test_a_client_without_a_token_or_too_late_learns_so_at_once(

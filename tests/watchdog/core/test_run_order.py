@@ -90,7 +90,7 @@ def test_the_services_of_a_stopped_run_get_22_of_25_seconds_and_at_least_5(dies_
     assert killed(played.tick(end_s)) == [CHECKPOINT, SUMMARY]
     for task in (CHECKPOINT, SUMMARY):
         out = played.end(task, KILLED)
-        assert journaled(out, "exited")[0]["evidence"] == Naming("SIGKILL", "not done")
+        assert journaled(out, "exited")[0]["evidence"] == Naming("SIGKILL", " in time")
         assert not [text for text, _ in said(out) if "starting it again" in text]
 
 

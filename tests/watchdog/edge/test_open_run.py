@@ -331,7 +331,7 @@ def test_row_54_a_living_program_gets_its_time_and_its_children_live_with_it(pat
                 assert child.status() != psutil.STATUS_ZOMBIE
                 program.kill()  # it has saved
                 program.wait()
-            if any(f"left alive: processes {child.pid}" in text for text in said):
+            if any(f"left running: {child.pid}" in text for text in said):
                 until(lambda: has_ended(child.pid), os.sched_yield)  # the test's clock does not pass time for that
 
         opened = open_it(paths, wait, clock, say=said.append)
@@ -372,7 +372,7 @@ def test_a_member_ends_what_its_own_launch_left_alive_and_nothing_of_others_on_i
 
     def wait(seconds: float) -> None:
         clock.advance(1.0)
-        if any("left alive" in text for text in said):
+        if any("left running: " in text for text in said):
             left.wait(60)  # takes its exit status, as init does
 
     with contextlib.ExitStack() as started:

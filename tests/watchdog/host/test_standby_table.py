@@ -217,7 +217,7 @@ def test_a_standbys_deaths_affect_no_other_process_get_growing_delays_and_are_re
     assert world.events("exited")[0].entry.fields()["cause"] == "killed"
     assert spawned(world, TRAINER) == [1]
     assert world.core.chief.history.no_progress_count == 0
-    assert len([text for text in world.said if "standby ends again" in text]) == 1
+    assert len([text for text in world.said if "standby keeps failing" in text]) == 1
     for _ in range(60):  # an hour of training
         world.step(world.core.chief.step + 1)
         world.advance(60.0)

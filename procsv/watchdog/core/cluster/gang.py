@@ -137,7 +137,7 @@ class Gang:
 
         Their steps alone would never show it.
         """
-        history, why = self._chief.history, f"the tasks have not begun with the same state ({told})"
+        history, why = self._chief.history, f"the tasks did not start from the same state ({told})"
         history.no_progress_count += 1
         if history.is_spent():
             self.failure = f"{why}, and {history.spent_why()}"
@@ -145,5 +145,5 @@ class Gang:
         wanted: list[Action] = [Say(f"{why}: starting all again", is_bad=True)]
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
-            wanted += member.leave_gang("the tasks had not begun with the same state", now_s)
+            wanted += member.leave_gang("the tasks did not start from the same state", now_s)
         return wanted

@@ -50,7 +50,7 @@ class Closing:
         if is_late or self._has_nothing_to_do(service):
             if service.pid:
                 wanted.append(KillTree(service.task, service.incarnation))
-                service.kill("it was not done in time" if is_late else "it had nothing to do yet")
+                service.kill("it did not finish in time" if is_late else "it had nothing to do")
             service.drop()
         elif service.state is ServiceState.SERVING and self._may_finish(service):
             wanted.append(Tell(service.task, Finish()))
@@ -76,7 +76,7 @@ class Closing:
         wanted: list[Action] = []
         chief, ending = self._roster.chief, self._ending
         if chief.unsettled is not None and self._has_had_state():
-            chief.last_save.fail("the checkpoint service could not do it in time")
+            chief.last_save.fail("the checkpoint service did not finish in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
             self.gave_up = why
@@ -107,7 +107,7 @@ class Closing:
         if chief.durable_step == NO_STEP:
             return "nothing was saved"
         if not chief.progress.keeps_training:
-            return "nothing but the state before the first step was saved"
+            return "only the state before the first step was saved"
         if chief.progress.habit.restores is False:
             return "the program restores nothing of what it saves"
         return "the program deletes its checkpoints when it starts" if chief.deletes_logdir else ""
@@ -142,7 +142,7 @@ class Closing:
             return self._ending.failure
         for task in self._roster.tasks.values():
             if task.life.state is TaskState.UNKILLABLE:
-                return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed: a disk or a device holds it"
+                return f"process {task.pid or f'(a child of the {task.task})'} does not exit after SIGKILL: a disk or a device blocks it"
         chief = self._roster.chief
         if unsaved := chief.unsaved or chief.snapshots.lost(chief.durable_step):
             return f"the newest state of the program is not on disk: {unsaved}"

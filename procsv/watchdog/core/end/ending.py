@@ -133,7 +133,7 @@ class Ending:
         if self.services_s is not None:  # no task runs; the services get no more time than a stop gives them
             self.services_s = min(self.services_s, self._services_s(now_s))
         elif event.now or not again:
-            why = f"{event.source} asked for an end at once" if event.now else event.source
+            why = f"{event.source} asked for an immediate stop" if event.now else event.source
             at_once = frozenset(self._roster.tasks) if event.now else killed
             self._order.begin_end(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
         return wanted
@@ -149,7 +149,7 @@ class Ending:
         """
         said = "\n".join(f"  {line}" for line in last_lines)
         if self._roster.settings.observes or not service.spec.is_critical:
-            text = f"{why}; it is not started again, the program goes on"
+            text = f"{why}; procsv does not restart it, and the program continues"
             return [Say(text, is_bad=True, traceback=said)]
         self.failure = self.failure or why
         told = Say(f"giving up: {why}", is_bad=True, traceback=said)
@@ -189,7 +189,9 @@ class Ending:
         if self.is_taken:
             return []
         self.is_taken = True
-        self.failure = f"{by} has taken the logdir, where this run writes no more; what is not on disk is lost"
+        self.failure = (
+            f"{by} has taken over the logdir, so this run no longer writes there; what is not on disk is lost"
+        )
         if not self.stop_source:
             self.stop_source, self._stop_s = "a logdir that was taken", now_s
         at_once = frozenset[TaskId]() if self._roster.settings.observes else frozenset(self._roster.tasks)

@@ -75,10 +75,10 @@ class ServiceLiveness(msgspec.Struct):
         silent_s = self.limit_s("import" if begins else "save" if at_disk else "service")
         still_s = min(self.limit_s("restore"), self.limit_s("save")) / 2
         if self._silent_s > silent_s:
-            what = "has not begun to serve" if begins else "its loop has not come round"
+            what = "has not begun to serve" if begins else "its main loop has not run"
             return self._found(what, self._silent_s, silent_s)
         if self._still_s > still_s:
-            return self._found("its job has not moved", self._still_s, still_s)
+            return self._found("its job has made no progress", self._still_s, still_s)
         return None
 
     def count_hang(self, hang: Hang) -> None:
@@ -94,5 +94,5 @@ class ServiceLiveness(msgspec.Struct):
 
     def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
         phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)
-        told = f"{what} for {show_duration(seconds)}, and may take {show_duration(limit_s)}"
+        told = f"{what} for {show_duration(seconds)}; the limit is {show_duration(limit_s)}"
         return Hang(phase=phase, seconds=seconds, limit_s=limit_s, step=step, told=told)

@@ -92,7 +92,7 @@ def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
     return (
         f"{saved}, for the program to restore"
         if habit.restores is None
-        else f"{saved}, and its last start did not restore it"
+        else f"{saved}, but the program did not restore it at its last start"
     )
 
 
@@ -133,10 +133,10 @@ def not_restored(step: int, habit: SaveHabit) -> str:
     """Warn that the program saves, but did not restore what was saved earlier. `step`: of that
     earlier state.
     """
-    there = f"{habit.unit} {step} was" if step >= 0 else "checkpoints were"
+    there = f"{habit.unit} {step}" if step >= 0 else "any checkpoint"
     return (
-        f"the program restored nothing at its start, though {there} there: it began from the beginning, and may replace its "
-        "checkpoints. A crash costs all its training. Restore before you train: manager.restore_or_initialize(), or "
+        f"the program did not restore {there} when it started: it trains from the beginning, and may overwrite its "
+        "checkpoints. A crash would lose all of this training. Restore before you train: manager.restore_or_initialize(), or "
         "checkpoint.restore(manager.latest_checkpoint)"
     )
 
@@ -144,7 +144,7 @@ def not_restored(step: int, habit: SaveHabit) -> str:
 def awaits_room(limit_s: float, memory_step: int, durable_step: int) -> str:
     """A full disk has ended the program, which waits for room."""
     resumes = where_from(memory_step, durable_step)
-    return f"disk full, waiting: the program starts again, {resumes}, when there is room. Gives up after {show_duration(limit_s)}"
+    return f"the disk is full: procsv waits for room, then starts the program again {resumes}. It gives up after {show_duration(limit_s)}"
 
 
 def only_in_memory(step: int, needed_bytes: int, free_bytes: int, directory: str) -> str:
@@ -157,9 +157,7 @@ def only_in_memory(step: int, needed_bytes: int, free_bytes: int, directory: str
 
 
 def going_back(step: int) -> str:
-    return (
-        f"crashed again and again from step {step}: trying the checkpoint before it; the steps between are done again"
-    )
+    return f"crashed again and again from step {step}: resuming from the checkpoint before it; the steps between are redone"
 
 
 def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
@@ -167,7 +165,7 @@ def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
     if restored_step >= suspected_step:
         return f"; there is no checkpoint before step {suspected_step}, so it resumed from that one again"
     text = f"; it went back from step {suspected_step} to step {max(restored_step, 0)}"
-    return f"{text}, where this run began: all of its training is done again" if restored_step <= began_step else text
+    return f"{text}, where this run began: all of its training is redone" if restored_step <= began_step else text
 
 
 def starting_again(
@@ -194,7 +192,7 @@ def starting_again(
     if suspected_step != NO_STEP:
         return f"starting {what} again {when}, from {before_suspected(suspected_step, habit)}"
     if max(memory_step, durable_step) == NO_STEP and not was_seen:
-        return f"starting {what} again {when}; procsv has saved nothing of it"
+        return f"starting {what} again {when}; procsv has no saved state of it"
     if habit.restores is None and max(memory_step, durable_step) >= 0:
         return f"starting {what} again {when}; {_left_to_it(memory_step, durable_step, habit)}"
     return f"starting {what} again {when}, {where_from(memory_step, durable_step, habit)}"
@@ -216,14 +214,14 @@ def stopping(
     when all begin again.
     """
     who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
-    again = "; again: now" if source == "SIGINT" and not now else ""
+    again = "; Ctrl-C again ends it now" if source == "SIGINT" and not now else ""
     if now:
         return f"{who}: ending the program now"
     if is_handled:
         return f"{who}: the program handles SIGTERM itself, and has {show_duration(grace_s)} at most to end{again}"
     if is_before_session:
         return f"{who}: ending the program, which has no session yet and nothing to save{again}"
-    follows = f"; then all begin again, with {spare} in its place" if spare else ""
+    follows = f"; then all tasks restart, with {spare} in its place" if spare else ""
     return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}{follows}"
 
 
@@ -237,19 +235,19 @@ def signal_came(name: str, *, is_passed_on: bool) -> str:
 
 
 def starts_from_zero(why: str) -> str:
-    return f"{why}, so the same command starts from the beginning: exit code 70 and not 75, at which a scheduler resumes a run"
+    return f"{why}, so the same command starts from the beginning: exit code 70, not 75, which would tell a scheduler to resume the run"
 
 
 def too_late(grace_s: float, own_grace_s: float | None) -> str:
     """Say why a program that was asked to stop is killed. `own_grace_s`: the grace of a preemption."""
     if own_grace_s is not None:
         return f"it did not stop within {show_duration(own_grace_s)}"
-    return f"it did not stop in its share of the grace of {show_duration(grace_s)}"
+    return f"it did not stop within its share of the {show_duration(grace_s)} of grace"
 
 
 def too_late_without_server(stop_s: float) -> str:
     """Say the same of a program whose server had ended."""
-    return f"a server had ended that it trains with, and it did not stop within {show_duration(stop_s)}"
+    return f"a server that it needs had ended, and it did not stop within {show_duration(stop_s)}"
 
 
 def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
@@ -262,7 +260,7 @@ def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[WriteEntry, Say]:
     """A hung program that was left alone progresses again."""
-    text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
+    text = f"the program makes progress again, after {show_duration(seconds)} without any"
     return WriteEntry(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
 
 
@@ -271,7 +269,7 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[WriteEntry
     phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
     text = (
         f"{task} {incarnation} may hang: for {show_duration(hang.seconds)} it has used no CPU, made no system call and written "
-        "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
+        "nothing. It has no session that procsv protects, so procsv does not end it; `procsv restart` restarts it"
     )
     suspected = entries.HangSuspected(phase=phase, seconds=seconds, step=hang.step)
     return WriteEntry(suspected, task, incarnation), Say(text, is_bad=True)
@@ -290,7 +288,7 @@ def limit_doubled(news: TooShort) -> str:
     phase, limit, now = news.phase.name.lower(), show_duration(news.limit_s), show_duration(news.now_s)
     option = "--hang-timeout" if news.phase is Phase.STEP else f"--hang-limits {phase}=..."
     return (
-        f"that was no hang: phase {phase} took {show_duration(news.took_s)} and went on. Its limit of {limit} is {now} from here on; "
+        f"that was not a hang: phase {phase} took {show_duration(news.took_s)} and went on. Its limit is now {now} instead of {limit}; "
         f"{option} sets another"
     )
 
@@ -298,16 +296,18 @@ def limit_doubled(news: TooShort) -> str:
 def unprotected(seconds: float, drop_in: bool, *, is_killed: bool = False) -> str:
     """A program has had its time to open a session, or was killed before it had one."""
     return (
-        f"the program {'had' if is_killed else 'has'} no session of procsv's after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
+        f"the program {'had' if is_killed else 'has'} no session that procsv protects after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
         f"from what it saves and restores by itself. {_cure(drop_in)}"
     )
 
 
 def _cure(drop_in: bool) -> str:
-    training = "a model.fit of Keras, a tf.train.CheckpointManager, a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
-    cure = f"procsv sees {training}, and no other" if drop_in else f"--drop-in protects {training}"
-    child = "one in a child process is saved in the directory that it names, but not restarted by itself"
-    return f"{cure}; {child}. Fine if it is no training"
+    training = (
+        "a Keras model.fit, a tf.train.CheckpointManager, a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
+    )
+    cure = f"procsv protects only {training}" if drop_in else f"--drop-in protects {training}"
+    child = "in a child process, their state is saved in the directory that they name, but procsv does not restart the child alone"
+    return f"{cure}; {child}. If the program does not train, ignore this"
 
 
 def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, was_complete: bool = False) -> str:
@@ -315,23 +315,25 @@ def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, wa
     same step.
     """
     if not has_session:
-        return f"the program has ended. It had no session of procsv's, so procsv saved nothing of it. {_cure(drop_in)}"
+        return f"the program has ended. It had no session that procsv protects, so procsv saved nothing of it. {_cure(drop_in)}"
     if was_complete:
-        return f"the program has run again, and trained no step: the run was complete{_at(step, unit)}"
+        return f"the program ran again and trained no step: the run was already complete{_at(step, unit)}"
     return f"training is complete{_at(step, unit)}"
 
 
 def left_behind(processes: list[str]) -> str:
     """A program has ended with exit code 0, and processes that it started were still running."""
-    return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
+    return f"the program has ended, so procsv ended the processes that it had left running: {', '.join(processes)}. Let the program wait for its children"
 
 
 def goes_on_after_coordinator(task: TaskId, one: AdoptedTask) -> str:
-    return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
+    return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) kept running without a coordinator, and continues with this one"
 
 
 # For a run with --min-workers whose program turns out to train in step.
-NONE_IS_SPARED = "the tasks take each step together, so none can be done without: --min-workers has no effect, and one that is given up ends the run"
+NONE_IS_SPARED = (
+    "the tasks take each step together, so --min-workers has no effect: the run ends if procsv gives up one of them"
+)
 
 
 def goes_on_without(task: TaskId, why: str, workers: int) -> str:
@@ -342,12 +344,12 @@ def goes_on_without(task: TaskId, why: str, workers: int) -> str:
 
 def ended_without(task: TaskId, why: str) -> str:
     """The run has ended, but not because of `task`, which was given up."""
-    return f"{task} was given up: {why}. The others have gone on without it"
+    return f"{task} was given up: {why}. The others continued without it"
 
 
 def restarts_elsewhere(durable_step: int) -> str:
     """The run ended because a machine was lost, and begins again on the remaining ones."""
-    return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
+    return f"restarting{f' from step {durable_step}' if durable_step >= 0 else ''} on the remaining machines"
 
 
 def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool, habit: SaveHabit = STEPS) -> str:

@@ -76,7 +76,7 @@ def find_cause(
     if exit.code == exit_codes.DONE:
         return Cause("completed", "exit code 0")
     if exit.code == exit_codes.RESUMABLE:
-        return Cause("exit-code", "exit code 75: checkpointed, asks to be started again")
+        return Cause("exit-code", "exit code 75: the program saved its state and asks for a restart")
     if exit.code in exit_codes.PERMANENT:
         return Cause("exit-code", f"{exit}: {exit_codes.PERMANENT[exit.code]}, says the program")
     if exit.code is not None:

@@ -235,14 +235,14 @@ class History(msgspec.Struct):
 
     def _permanent(self, death: Death, kind: CauseKind) -> str:
         if kind is CauseKind.PERMANENT:
-            return f"{death.exit} marks an error that starting it again does not mend"
+            return f"{death.exit} marks an error that a restart cannot fix"
         if self.was_ready or death.exit.code is None:
             return ""
         words = death.words
         if words is not None and words.type:
             name = words.type.rpartition(".")[2]
             if words.permanent or name in PERMANENT_EXCEPTIONS:
-                return f"{name} before the first step, which starting it again does not mend"
+                return f"{name} before the first step, which a restart cannot fix"
         elif death.exit.code == exit_codes.USAGE:  # permanent only while the program has never trained
             option = self.launch.misplaced
             hint = f"; if {option} was meant for procsv launch, put it before the program's name" if option else ""

@@ -223,17 +223,17 @@ class SnapshotRecord(msgspec.Struct):
         """The program's state could not be captured; the checkpoint service does not know about
         this.
         """
-        what = f"step {news.step} could not be taken: {news.error}"
+        what = f"step {news.step} could not be captured: {news.error}"
         if news.is_last:
             self.last_untaken = what
             return []
         self.untaken = what
-        return [Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True)]
+        return [Say(f"no snapshot: {what}; training continues, and procsv keeps trying", is_bad=True)]
 
     def resumed(self, step: int) -> Say:
         """Snapshots succeed again."""
         self.untaken = ""
-        return Say(f"snapshots are taken again, from step {step} on")
+        return Say(f"snapshots succeed again, from step {step} on")
 
     def lost(self, durable_step: int) -> str:
         """Say why the last state is not on disk, where the checkpoint service may not know; "" if
@@ -241,4 +241,4 @@ class SnapshotRecord(msgspec.Struct):
         """
         if self.last_untaken or self._lost_step <= durable_step:
             return self.last_untaken
-        return f"step {self._lost_step} was in memory alone, and is lost from there"
+        return f"step {self._lost_step} was only in memory, and is lost"

@@ -294,9 +294,7 @@ class TrainerSupervisor(TrainerFacts):
             case LifecycleAction.DUMP_STACKS:
                 return self.hanging.start_escalation(self.incarnation, now_s)
             case LifecycleAction.REPORT_HANG:
-                return self.hanging.report_hang(
-                    self.incarnation, now_s, "it was not started by procsv, and is left alone"
-                )
+                return self.hanging.report_hang(self.incarnation, now_s, "procsv did not start it, and does not end it")
             case LifecycleAction.REPORT_PROGRESS:
                 return self._watch.report_progress(self.incarnation)
             case LifecycleAction.TELL_STOP:
@@ -314,8 +312,8 @@ class TrainerSupervisor(TrainerFacts):
                 return self._decide_restart(now_s)
             case LifecycleAction.ALERT:
                 text = (
-                    f"processes of {self.task} {self.incarnation} do not die, although they were killed: a disk or a device holds "
-                    "them. Until they are gone, nothing else may write to the logdir: free what holds them, or reboot"
+                    f"processes of {self.task} {self.incarnation} do not exit after SIGKILL: a disk or a device blocks "
+                    "them. Until they are gone, nothing else may write to the logdir: free what blocks them, or reboot"
                 )
                 return [Say(text, is_bad=True)]
             case LifecycleAction.END_RUN:

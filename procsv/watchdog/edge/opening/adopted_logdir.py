@@ -110,6 +110,6 @@ def _still_held(paths: RunPaths) -> LogdirLocked:
     if holder is not None and holder.process.is_alive():
         return LogdirLocked(in_use(paths, holder, find_place()))
     return LogdirLocked(
-        f"what an earlier run started in {paths.logdir} is still alive; start it again once that has ended, or end it with "
+        f"processes of an earlier launch in {paths.logdir} still run; start again once they have ended, or end them with "
         f"`procsv stop {paths.logdir}`"
     )

@@ -39,7 +39,7 @@ class HeldLogdir:
 
         def refuse(seconds: float) -> None:
             raise LogdirLocked(
-                f"the logdir {logdir} may be in use by another machine; `procsv launch --logdir {logdir} …` looks whether it is"
+                f"the logdir {logdir} may be in use by another machine; `procsv launch --logdir {logdir} …` finds out"
             )
 
         adopted = AdoptedLogdir(logdir, self._root, self._lease, self._clock)

@@ -65,10 +65,10 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
             alive = {*left, *(heirs.holders() if has_heirs else ())}
             names = ", ".join(_names(held, sorted(alive))) or "a process that cannot be seen"
         if late_s > (ENDING_S_MAX if orphans.is_ending else 0):
-            raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
+            raise LogdirLocked(f"processes of an earlier launch in {paths.logdir} still run: {names}; end them first")
         if not said and (held or has_heirs or orphans.has_program):
             said = True
-            request.say(f"the run before was killed; waiting for what it left to save and end: {names}")
+            request.say(f"the previous watchdog was killed; waiting for its processes to save and exit: {names}")
         for path in held.values():
             if not path.name.startswith("writer"):  # a stopped trainer is ended by a service
                 FileLock(path).wake()
@@ -156,7 +156,7 @@ class Orphans:
         now_s, news = self._clock.monotonic(), [one for one in orphans if one.pid not in self._told]
         if news:
             pids = sorted(one.pid for one in news)
-            self._say(f"ending what the program of the run before has left alive: processes {_list(pids)}")
+            self._say(f"ending the processes that the previous program left running: {_list(pids)}")
         for one in news:
             self._told[one.pid] = now_s
             one.signal_tree(signal.SIGTERM)

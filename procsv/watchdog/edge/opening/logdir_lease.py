@@ -81,7 +81,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
     found = decode_lease(data)
     who = name_holder(found) if found is not None else "somebody"
     seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
-    say(f"{who} wrote to {paths.logdir} last: waiting {seconds:.0f} s, to see whether it still does")
+    say(f"{who} wrote to {paths.logdir} last: waiting {seconds:.0f} s to see whether it still does")
     until_s = clock.monotonic() + seconds
     while clock.monotonic() < until_s:
         wait(LOOK_S)
@@ -92,7 +92,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
                 if holder is None
                 else in_use(paths, holder, None)
             )
-    say(f"{who} has not renewed its lease: this launch takes {paths.logdir} over")
+    say(f"{who} has not renewed its lease: this launch takes over {paths.logdir}")
 
 
 def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
@@ -106,7 +106,7 @@ def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
         )
     return (
         f"the logdir {paths.logdir} is in use: {name_holder(lease)} runs it since {when}; end it there, with `procsv stop`. "
-        f"Once that machine is dead, and its lease {LEASE_S:.0f} s old, the same command takes over"
+        f"If that machine is dead, the same command takes over once its lease is {LEASE_S:.0f} s old"
     )
 
 

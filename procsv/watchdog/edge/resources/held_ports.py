@@ -63,7 +63,9 @@ class HeldPorts:
         except OSError as error:
             self.close()
             where = (
-                f"port {port}, which the cluster names for {task}, cannot be had" if port else "there is no free port"
+                f"port {port}, which the cluster names for {task}, is not available"
+                if port
+                else "there is no free port"
             )
             raise UserError(
                 f"{where} on this machine: {error.strerror}; {_held_by(port)}", exit_codes.LOGDIR_UNUSABLE
@@ -82,7 +84,7 @@ def _held_by(port: int = 0) -> str:
     # table of connections shows.
     if not holders:
         who = "it" if port else "them"
-        return f"nobody is seen who has {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
+        return f"procsv cannot see which process holds {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
     return f"it is held by {holders}" if port else f"most are held by {holders}"
 
 

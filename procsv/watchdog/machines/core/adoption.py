@@ -55,15 +55,15 @@ def adopt(newcomers: Sequence[Newcomer], settings: LaunchSettings) -> SurvivingT
         raise NothingToAdopt("its tasks train in step, and end with the first of them")
     for one in (first, *others):
         if one.settings != settings:
-            raise NothingToAdopt(f"{one.task} runs with other options than these")
+            raise NothingToAdopt(f"{one.task} runs with other options than this launch")
         if one.cluster != first.cluster:
-            raise NothingToAdopt(f"{one.task} knows the others at other addresses than {first.task} does")
+            raise NothingToAdopt(f"{one.task} and {first.task} know the other tasks at different addresses")
         if one.running is not None and one.running.in_step:
             raise NothingToAdopt(f"{one.task} trains in step with others, and cannot end a step without all of them")
     known = _addresses(first.cluster)
     for one in newcomers:
         if one.address != known.get(one.task, one.address):
-            raise NothingToAdopt(f"{one.task} is at {one.address} now, and the others know it at {known[one.task]}")
+            raise NothingToAdopt(f"{one.task} is at {one.address} now, but the others know it at {known[one.task]}")
         if one.task.role == PS and one.running is None:
             raise NothingToAdopt(f"{one.task} has ended, and the variables that it held are gone")
     running = {one.task: (one.host, one.running) for one in newcomers if one.running is not None}

@@ -15,10 +15,10 @@ def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is
     """The machine that has the task is silent, or its launch was killed (`is_killed`), as another
     launch there has shown. `spare`: the host that can take over the task; "" if none.
     """
-    why = f"nothing is heard of {host} for {show_duration(silent_s)}"
+    why = f"{host} has been silent for {show_duration(silent_s)}"
     if is_killed:
         why = f"the launch on {host} was killed, and the next one there has another address"
-    follows = f"all begin again, with {spare} in its place" if spare else "the run stops"
+    follows = f"all tasks restart, with {spare} in its place" if spare else "the run stops"
     return TaskLost(
         task=task,
         why=why,
@@ -37,13 +37,13 @@ def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
         task=task,
         why=f"its launch on {host} (process {before}) was killed",
         entry=entries.MemberReplaced(host=host, before=before, pid=pid),
-        text=f"the launch of {task} on {host} (process {before}) was killed; process {pid} is in its place",
+        text=f"the launch of {task} on {host} (process {before}) was killed; process {pid} replaces it",
     )
 
 
 def spare_lost(name: TaskId, host: str, silent_s: float) -> Noted:
     """A machine without a task is silent. `silent_s`: 0.0 if it announced that it leaves."""
-    why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
+    why = f"{host} has been silent for {show_duration(silent_s)}" if silent_s else f"{host} announced its end"
     entry = entries.SpareLost(host=host, silent=round(silent_s, 3))
-    text = f"{why}; it has no task, and takes over none"
+    text = f"{why}; it is a spare without a task, and will not take one over"
     return Noted(task=name, incarnation=1, entry=entry, text=text, is_bad=True)

@@ -100,9 +100,7 @@ class MemberCore(msgspec.Struct):
         self.state, acts = row
         if Act.ASK_TO_END in acts:
             self.late_s = now_s + self.grace_s * TRAINER_SHARE
-            silent = (
-                f"nothing was heard of the coordinator on {self.coordinator} for {show_duration(now_s - self.heard_s)}"
-            )
+            silent = f"the coordinator on {self.coordinator} was silent for {show_duration(now_s - self.heard_s)}"
             self.why = self.why or silent
         if Act.TELL_NOTICE in acts and self.late_s is None:
             self.late_s = now_s + self.grace_s  # by then the coordinator has ended the run, or never will

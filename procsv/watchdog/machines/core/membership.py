@@ -148,16 +148,14 @@ class Membership:
         procsv, and the command.
         """
         if task not in self.expected:
-            return (
-                f"{task} is no task of this run, which has {', '.join(map(str, self.expected))} beside the coordinator"
-            )
+            return f"{task} is not a task of this run, which has {', '.join(map(str, self.expected))} besides the coordinator"
         if number < self._first_spare and task != (own := self.expected[number - 1]):
             return f"{task} is not the task of that launch, which has {own}"
         if (here := self.by_task.get(task)) is not None and here.number != number:
             return f"{task} is hosted by {here.host} (process {here.pid}) already: each task has one launch"
         for what, our, their in zip(("procsv", "the command"), ours, theirs, strict=True):
             if our != their:
-                return f"{what} of the coordinator is {our}, and here it is {their}: start all of them with the same"
+                return f"{what} of the coordinator is {our}, but here it is {their}: start all launches with the same"
         return ""
 
     def is_taken(self, number: int, task: TaskId) -> bool:

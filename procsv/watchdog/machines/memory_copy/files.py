@@ -50,7 +50,7 @@ class MemoryCopyFiles:
         free = there.f_bavail * there.f_frsize
         if free < 2 * size:
             raise NoRoom(
-                f"{self.directory.parent} has {free} bytes free, and a copy takes {size}, with as many to spare"
+                f"{self.directory.parent} has {free} bytes free, and a copy needs {size}, with as many left free"
             )
 
     def keep_only(self, path: Path) -> None:

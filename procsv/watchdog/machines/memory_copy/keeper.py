@@ -23,7 +23,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S, TransferRate
 from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
 
-NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
+NOT_OFFERED = "the coordinator's machine does not offer its snapshot; see the log of its checkpoint service"
 
 News = AskSnapshot | MirrorKept | Note  # a Note is for the journal
 
@@ -150,7 +150,5 @@ class MemoryCopyKeeper:
         was_well, self._is_well = self._is_well, False
         if not self._has_said:
             self._has_said = True
-            self._say(
-                f"the copy of what the chief has in memory cannot be brought up to date; it is tried again: {why}"
-            )
+            self._say(f"the copy of the chief's snapshot cannot be updated; trying again: {why}")
         return [] if was_well is False else [Note(entries.MirrorNotKept(why=why))]

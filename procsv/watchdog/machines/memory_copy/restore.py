@@ -115,7 +115,7 @@ class MemoryCopyRestore:
 
     def _fetch(self, who: TaskId, one: MirrorOffer) -> Way:
         size, over = show_size(one.offer.size), threading.Event()
-        self._say(f"step {one.step} of the run before is in the memory of {one.host} ({who}): fetching it ({size})")
+        self._say(f"step {one.step} of the previous run is in the memory of {one.host} ({who}): fetching it ({size})")
         fetch = self._begin_fetch(one, over.set)
         try:
             while not fetch.is_over:
@@ -135,7 +135,7 @@ class MemoryCopyRestore:
         return Fetch(one.host, one.offer, self._start.paths.shm_dir, self._clock, ended)
 
     def _failed(self, step: int, host: str, why: str) -> bool:
-        self._say(f"what {host} has of step {step} cannot be used: {why}")
+        self._say(f"the snapshot of step {step} on {host} cannot be used: {why}")
         self.entries.append(MirrorNotFetched(step=step, host=host, why=why))
         return False
 

@@ -162,7 +162,7 @@ class CoordinatorLaunch(Launch):
             if newest is not None and newest.refused:
                 self._publish(port)
             if clock.now_s > until_s:
-                raise Refusal(f"no launch has come for {missing}", exit_codes.RESUMABLE)
+                raise Refusal(f"no launch has joined for {missing}", exit_codes.RESUMABLE)
             if self.forming.membership.missing:
                 yield GATHER_LOOK_S
 

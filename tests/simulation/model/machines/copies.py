@@ -226,7 +226,7 @@ class SimFetch:
 def verify(slot: Slot, offer: StateOffer) -> None:
     """Do IncomingSlot.verify."""
     if (slot.info.sequence, slot.info.toc_hash) != (offer.sequence, offer.contents_hash):
-        raise PeerError(f"what has come is snapshot {slot.info.sequence}, and not the offered {offer.sequence}")
+        raise PeerError(f"received snapshot {slot.info.sequence} instead of the offered {offer.sequence}")
     if slot.value != offer.contents_hash:
         raise PeerError("damaged on its way")
 

@@ -148,7 +148,7 @@ class MemberLaunch(Launch):
             term = self.fleet.logdir.newest_term(self.slot.attempt.scheduler)
             if term is not None and term.refused:
                 if waited_s > REFUSAL_S:
-                    raise Refusal(f"the coordinator could not begin: {term.refused}", term.exit_code)
+                    raise Refusal(f"the coordinator could not start: {term.refused}", term.exit_code)
             elif term is not None:
                 yield from self._ask(term)
                 if self.core is not None:

@@ -201,7 +201,7 @@ def test_a_run_that_has_saved_only_its_start_has_saved_nothing(step: int, reason
     world.advance(30.0)
 
     assert world.exit_code == code
-    why = "nothing but the"
+    why = "only the state"
     assert any(why in text for text in world.said) is (code == 70)
 
 

@@ -62,7 +62,7 @@ def test_a_service_with_a_stuck_loop_is_ended_with_its_stacks_and_restarted(task
         signal.SIGCONT,
     ]
     assert (ended.task, ended.entry.fields()["cause"], ended.entry.fields()["signal"]) == (task, "hang", "SIGABRT")
-    assert "its loop" in ended.entry.fields()["evidence"]
+    assert "its main loop" in ended.entry.fields()["evidence"]
     assert "wedged (/p/services/runtime.py:12)" in ended.entry.fields()["evidence"]
     assert [(entry.task, entry.incarnation) for entry in world.events("service_restarted")] == [(task, 2)]
     names = [one.entry.event for one in world.journal if one.task == task][1:]
@@ -186,7 +186,7 @@ def test_time_in_disk_wait_does_not_count(beats: bool) -> None:
 def test_a_loop_that_writes_by_itself_gets_the_time_of_a_save() -> None:
     writes = replace(BUSY, moved=LOOP_AT_DISK)
     assert not Watched().show(writes, LIMITS_S["save"] - 1.0)
-    assert "its loop has" in Watched().show(writes, LIMITS_S["save"] + 2.0)
+    assert "its main loop" in Watched().show(writes, LIMITS_S["save"] + 2.0)
 
 
 def test_a_service_that_never_starts_is_found_later_than_one_that_stops() -> None:
@@ -206,10 +206,10 @@ def test_time_without_observation_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("beat", "beats", "limit_s", "told"),
     [
-        (None, False, 300.0, Naming("not begun", " for 5 min 0 s, and may take 5 min 0 s")),
-        (replace(BUSY, moved=0), False, 60.0, Naming("its loop", " for 1 min 0 s, and may take 1 min 0 s")),
-        (replace(BUSY, moved=LOOP_AT_DISK), False, 900.0, Naming("its loop", " for 15 min 0 s, ", " 15 min 0 s")),
-        (BUSY, True, 300.0, Naming("its job", " for 5 min 0 s, and may take 5 min 0 s")),
+        (None, False, 300.0, Naming("not begun", " for 5 min 0 s; the limit is 5 min 0 s")),
+        (replace(BUSY, moved=0), False, 60.0, Naming("its main loop", " for 1 min 0 s; the limit is 1 min 0 s")),
+        (replace(BUSY, moved=LOOP_AT_DISK), False, 900.0, Naming("its main loop", " for 15 min 0 s; ", " 15 min 0 s")),
+        (BUSY, True, 300.0, Naming("its job", " for 5 min 0 s; the limit is 5 min 0 s")),
     ],
 )
 def test_each_limit_may_be_reached_but_not_exceeded(
@@ -250,7 +250,7 @@ def test_an_unreadable_beat_is_a_silent_loop_and_says_nothing_about_the_job() ->
     watched = Watched()
     watched.show(BUSY, 100.0, beats=True)
     assert not watched.show(None, 60.0)
-    assert "its loop has" in watched.show(None, 0.5)
+    assert "its main loop" in watched.show(None, 0.5)
 
 
 def test_five_seconds_of_a_pause_between_two_looks_count_and_none_of_a_stopped_clock() -> None:

@@ -42,7 +42,7 @@ def test_a_program_ended_by_a_full_disk_restarts_when_there_is_room_and_not_befo
     world.disk_has_room = True
     world.advance(1.0)
     assert world.alive[TRAINER].incarnation == 2
-    assert said(world, "disk full, waiting") == 1
+    assert said(world, " waits for room") == 1
     assert world.core.chief.history.no_progress_count == 0
 
 
@@ -64,7 +64,7 @@ def test_a_full_disk_counts_as_no_failure_however_often_and_is_reported_once() -
         world.disk_has_room = True
         world.advance(120.0)
         assert TRAINER in world.alive
-    assert said(world, "disk full, waiting") == 1
+    assert said(world, " waits for room") == 1
     assert world.exit_code is None
 
 

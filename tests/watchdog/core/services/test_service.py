@@ -163,7 +163,7 @@ def test_a_service_that_waits_for_its_start_is_dropped_and_a_running_one_is_not_
 
 def test_the_end_of_a_service_has_the_right_name() -> None:
     service = serving()
-    untold = Cause("exit-code", Naming("exit code 0, although"))
+    untold = Cause("exit-code", Naming("exit code 0 before"))
     assert service.cause(ended(Exit(0, None))) == untold
     assert service.cause(ended(FAILED)) == Cause("exit-code", "exit code 1")
     assert service.cause(ended(Exit(None, signal.SIGTERM))) == Cause("killed", "SIGTERM, sender unknown")

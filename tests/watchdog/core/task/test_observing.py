@@ -97,7 +97,7 @@ def test_a_hang_is_reported_once_and_the_program_gets_no_signal() -> None:
     assert len(world.events("hang_detected")) == 1
     assert world.last("hang_detected")["step"] == 7
     assert world.core.state_label == "hung"
-    assert any("left alone" in text for text in world.said)
+    assert any("not end it" in text for text in world.said)
     assert not [number for task, number in world.signals if task == TRAINER]
 
 
