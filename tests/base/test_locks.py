@@ -189,7 +189,7 @@ def test_a_lock_can_be_read_although_its_file_was_removed(path: Path) -> None:
     os.close(look)
 
 
-# -- of a directory --------------------------------------------------------------------------------------------
+# -- directory locks -------------------------------------------------------------------------------------------
 DIRECTORY_HOLDER = """
     import subprocess, sys
     from pathlib import Path

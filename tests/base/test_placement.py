@@ -337,7 +337,7 @@ def test_when_a_run_restarts_a_pod_keeps_its_environments_place_and_other_launch
     assert (told.scheduler, told.task, told.spares) == (step.scheduler, PS, ())
 
 
-# -- all of them -------------------------------------------------------------------------------------------------
+# -- all environments --------------------------------------------------------------------------------------------
 def test_a_launch_from_within_a_task_of_another_run_is_local() -> None:
     everything = in_step(0, 4) | in_cluster(CLUSTER, "ps") | in_pod(PS)
     assert find_placement("auto", everything | {"PROCSV_ROLE": "ps.0"}, GROUP) is None

@@ -205,7 +205,7 @@ def test_a_missing_program_is_an_error_and_leaves_no_descriptor_open(tmp_path: P
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-# -- who is who --------------------------------------------------------------------------------------------------
+# -- identity ----------------------------------------------------------------------------------------------------
 def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nursery: Nursery) -> None:
     child = nursery.start("import time; print('up', flush=True); time.sleep(1000)")
     who = identify(child.pid)

@@ -174,7 +174,7 @@ def test_an_overwritten_slot_is_not_a_failure() -> None:
     assert (again.state.sequence, again.reason) == (3, "manual")
 
 
-# -- death and the end -----------------------------------------------------------------------------------------
+# -- deaths and the end of the run -----------------------------------------------------------------------------
 @pytest.mark.parametrize(("clean", "reason"), [(False, "crash"), (True, "final")])
 def test_a_dead_trainers_newest_state_is_saved_then_settled(clean: bool, reason: str) -> None:
     desk = Desk().begun()
@@ -338,7 +338,7 @@ def test_staged_files_newer_than_every_slot_are_saved_before_a_restore_is_answer
     assert bodies(desk.core.found(found, 0.0), RestoreFrom)[0].step == 20
 
 
-# -- the end, and what the program has saved last --------------------------------------------------------------
+# -- the end and the program's last saves ----------------------------------------------------------------------
 def looking_by_itself() -> Desk:
     """Return a desk that starts at 0.5 s and leaves directory scans to the test."""
     desk = Desk().begun(DiskState(-1, 0, None, (), 0.5))
@@ -384,7 +384,7 @@ def test_the_end_waits_until_the_leftovers_of_a_killed_service_on_disk_are_known
     assert bodies(desk.see(desk.core.stocked(NOTHING, desk.now_s)), FlushDone) == [FlushDone(-1, "")]
 
 
-# -- what is lost ----------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------------------
 def test_the_end_names_the_state_that_was_lost_with_its_memory_before_it_was_saved() -> None:
     for ending in (TrainerExited(1, True), Finish()):
         desk = Desk().begun()

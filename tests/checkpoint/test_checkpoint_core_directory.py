@@ -19,7 +19,7 @@ from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, onl
 from tests.support.naming import Naming
 
 
-# -- it cannot be read -----------------------------------------------------------------------------------------
+# -- unreadable directory --------------------------------------------------------------------------------------
 def unread() -> Desk:
     """Return a desk with a state in memory and unknown disk contents."""
     desk = Desk()
@@ -72,7 +72,7 @@ def test_a_directory_that_was_read_is_not_read_again_because_a_search_failed() -
     assert not [action for action in desk.after(60.0) if isinstance(action, TakeStock)]
 
 
-# -- it cannot be written to -----------------------------------------------------------------------------------
+# -- unwritable directory --------------------------------------------------------------------------------------
 def test_trouble_with_the_directory_is_reported_when_it_starts_and_when_it_ends() -> None:
     desk = Desk().begun()
     told = [
@@ -93,7 +93,7 @@ def test_a_failed_save_is_retried_as_soon_as_the_trouble_is_over() -> None:
     assert only(desk.core.scanned(Scan((), None, ""), desk.now_s), Persist).state.sequence == 1
 
 
-# -- what others have saved there ------------------------------------------------------------------------------
+# -- saves by others -------------------------------------------------------------------------------------------
 def looking_by_itself() -> Desk:
     """Return a desk that leaves directory scans to the test."""
     desk = Desk().begun()
@@ -158,7 +158,7 @@ def test_a_directory_that_only_tensorflow_can_reach_is_never_scanned_and_a_repor
     assert [type(action) for action in desk.say(UserSave("gs://bucket/model.ckpt-10"))] == [Acknowledge]
 
 
-# -- what lies there at the start ------------------------------------------------------------------------------
+# -- contents at the start -------------------------------------------------------------------------------------
 ON_DISK = durable_of(SavableState(4, 40, 1, "r", None))
 
 

@@ -196,7 +196,7 @@ def test_free_slots_of_dead_trainers_are_removed_and_slots_of_living_ones_stay()
     assert dead == only(desk.say(Restored(), 2), Retire).slot
 
 
-# -- a state that is suspect -----------------------------------------------------------------------------------
+# -- suspect states --------------------------------------------------------------------------------------------
 def found(step: int) -> FoundCheckpoint:
     return FoundCheckpoint(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), "")
 
@@ -230,7 +230,7 @@ def test_suspicion_ends_with_the_trainer_it_was_about() -> None:
     assert only(desk.say(Restore(False), incarnation=3), Find).before == -1
 
 
-# -- a run before that the directory alone tells of ---------------------------------------------------------------
+# -- earlier runs known only from the directory -------------------------------------------------------------------
 def begun_elsewhere(before: str) -> Desk:
     """Return a desk on another machine than the previous run, whose snapshot is here. `before` had
     the directory.

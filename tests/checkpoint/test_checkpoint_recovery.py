@@ -24,7 +24,7 @@ def loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-# -- carried out ------------------------------------------------------------------------------------------------
+# -- completion -------------------------------------------------------------------------------------------------
 def test_a_commit_interrupted_after_its_intent_is_completed(shop: Interrupted) -> None:
     shop.interrupt(1)
     shop.area.recover_commits()
@@ -93,7 +93,7 @@ def test_an_interrupted_commit_performs_its_deletions(shop: Interrupted) -> None
     assert shop.listed() == ["m-7"], "the one that was the latest is not put back"
 
 
-# -- the `checkpoint` file of somebody else -------------------------------------------------------------------------
+# -- another writer's `checkpoint` file -----------------------------------------------------------------------------
 def test_a_checkpoint_that_another_writer_has_since_made_the_latest_stays_the_latest_and_nothing_is_lost(
     shop: Interrupted,
 ) -> None:
@@ -146,7 +146,7 @@ def test_an_interrupted_commit_replaces_a_checkpoint_file_that_was_since_garbled
     assert shop.listed() == ["m-1", "m-7"]
 
 
-# -- undone -----------------------------------------------------------------------------------------------------
+# -- undoing ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("suffix", [DATA, INDEX])
 @pytest.mark.parametrize("is_placed", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -224,7 +224,7 @@ def test_a_finished_commit_with_a_missing_file_is_undone(shop: Interrupted) -> N
     assert shop.listed() == []
 
 
-# -- kept for the next start ------------------------------------------------------------------------------------
+# -- commits kept for the next start ----------------------------------------------------------------------------
 def test_an_unreadable_intent_keeps_its_commit_and_no_other(shop: Interrupted) -> None:
     shop.commit(1)
     staging, _ = shop.interrupt(2, "m-7")
@@ -273,7 +273,7 @@ def test_unreadable_files_keep_their_commit_and_no_other(shop: Interrupted, monk
     assert shop.area.is_empty()
 
 
-# -- swept ------------------------------------------------------------------------------------------------------
+# -- removal of leftovers ---------------------------------------------------------------------------------------
 def test_a_commit_without_an_intent_is_removed(shop: Interrupted) -> None:
     shop.begin(1)
     shop.area.recover_commits()

@@ -42,7 +42,7 @@ def test_a_verified_slot_is_not_read_again_because_staged_files_were_saved_meanw
     assert [body.source for body in bodies(desk.say(Restore(False), 2), RestoreFrom)] == ["memory"]
 
 
-# -- steps that begin anew -----------------------------------------------------------------------------------------
+# -- steps that start over -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("sequence", "wanted"), [(2, VerifySlot), (0, Find)], ids=["of ours", "of somebody else's"])
 def test_a_snapshot_of_an_earlier_step_than_the_newest_checkpoint_counts_if_that_is_ours_and_older(
     sequence: int, wanted: type
@@ -53,7 +53,7 @@ def test_a_snapshot_of_an_earlier_step_than_the_newest_checkpoint_counts_if_that
     assert [type(action) for action in out if isinstance(action, (VerifySlot, Find))] == [wanted]
 
 
-# -- a state that is suspect -----------------------------------------------------------------------------------
+# -- suspect states --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("avoid_step", "before"), [(-1, -1), (0, 0), (1, 1)])
 def test_a_checkpoint_before_the_suspect_step_is_searched_and_any_step_if_none_is_suspect(
     avoid_step: int, before: int
@@ -63,7 +63,7 @@ def test_a_checkpoint_before_the_suspect_step_is_searched_and_any_step_if_none_i
     assert only(desk.say(Restore(False), incarnation=2), Find) == Find(PLAN, before)
 
 
-# -- what an answer waits for ----------------------------------------------------------------------------------
+# -- waits for an answer ---------------------------------------------------------------------------------------
 REMOTE = msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt")
 
 
@@ -109,7 +109,7 @@ def test_an_unreadable_directory_gives_no_answer_while_a_slot_is_being_read() ->
     assert [answer.source for answer in answers] == ["memory"]
 
 
-# -- what stays in memory --------------------------------------------------------------------------------------
+# -- memory that stays -----------------------------------------------------------------------------------------
 def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_run_has_its_state() -> None:
     left = slot(5, 50, 3, "before")
     on_disk = durable_of(SavableState.of_slot(left))

@@ -76,7 +76,7 @@ def test_the_end_of_the_run_is_answered_if_no_plan_says_how_to_save_the_memory()
     assert [(end.step, bool(end.error)) for end in ends] == [(-1, True)]
 
 
-# -- what is on disk -------------------------------------------------------------------------------------------
+# -- states on disk --------------------------------------------------------------------------------------------
 def on_disk(sequence: int, step: int) -> Durable:
     return durable_of(SavableState(sequence, step, 1, "r", None))
 
@@ -183,7 +183,7 @@ def test_our_save_is_the_newest_though_its_step_is_earlier_unless_another_writer
     assert states.checkpoint_sequence == 4
 
 
-# -- what is lost ----------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------------------
 def test_missing_staged_files_are_not_retried_and_a_refilled_slot_is() -> None:
     states, staged = States("r", TRAINER), SavableState(2, 20, 1, "r", None, "/s/staged.2/model.ckpt-20")
     states.see([slot(1, 10)])

@@ -103,7 +103,7 @@ def check_schema(manifest: Manifest, version: str = OLDEST) -> list[str]:
     return found
 
 
-# -- rules that the schemas do not have --------------------------------------------------------------------------
+# -- rules outside of the schemas --------------------------------------------------------------------------------
 def check_rules(manifest: Manifest) -> list[str]:
     jobs = jobs_of(manifest)
     wrong = [f"{name}: {text}" for name, job in jobs.items() for text in check_job(job)]
@@ -224,7 +224,7 @@ def test_the_schema_check_finds_an_error_in_a_manifest(plant: Callable[[Manifest
     assert any(found in text for text in (*check_schema(manifest), *check_rules(manifest)))
 
 
-# -- what procsv needs of them -----------------------------------------------------------------------------------
+# -- procsv's needs ----------------------------------------------------------------------------------------------
 JOBS = [
     pytest.param(job, id=f"{name}:{part}")
     for name, kind in NAMES.items()

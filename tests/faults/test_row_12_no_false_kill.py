@@ -136,7 +136,7 @@ def test_row_12_a_callback_is_not_a_step_and_its_childs_work_is_progress(tmp_pat
     assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["hang", "completed"]
 
 
-# -- a limit that was wrong --------------------------------------------------------------------------------------
+# -- wrong limits ------------------------------------------------------------------------------------------------
 WRONG_S = 3.0
 WRONG = f"""
 import os, threading
@@ -167,7 +167,7 @@ def test_row_12_a_wrong_limit_is_doubled_with_one_message(tmp_path: Path) -> Non
     assert run.said().count("phase program took") == 1
 
 
-# -- after main --------------------------------------------------------------------------------------------------
+# -- after main returns ------------------------------------------------------------------------------------------
 STAYS_S = 3.0
 STAYS = f"""
 import atexit, concurrent.futures, multiprocessing, os, signal, sys, threading, time

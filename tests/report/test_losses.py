@@ -133,7 +133,7 @@ def test_two_writers_of_one_tag_are_not_mixed(tmp_path: Path) -> None:
     assert (losses.name, values_of(losses)) == ("train: epoch_loss", [0.5])
 
 
-# -- what is printed -------------------------------------------------------------------------------------------
+# -- printed losses --------------------------------------------------------------------------------------------
 def test_without_event_files_the_loss_comes_from_the_programs_output() -> None:
     losses = Losses()
     losses.read_output(b"step 1  loss 0.5  9 steps/s\nlossless 3\nStep 2: Loss = 2.5e-1\rloss: 0.1", 3.0)
@@ -167,7 +167,7 @@ def test_a_printed_step_is_read_with_the_last_loss_beside_it(
     assert losses.take_lines() == []
 
 
-# -- the loss of now -------------------------------------------------------------------------------------------
+# -- the present loss ------------------------------------------------------------------------------------------
 def test_a_printed_loss_counts_if_its_step_is_between_the_known_ones() -> None:
     now = LossNow(losses := Losses())
     assert now.look(NO_STEP, 0.0).loss is None

@@ -91,7 +91,7 @@ def test_row_50_a_detached_run_needs_nothing_that_the_last_logout_removes(tmp_pa
     assert run.ground_error is None
 
 
-# -- full ------------------------------------------------------------------------------------------------------
+# -- full directory --------------------------------------------------------------------------------------------
 SMALL_BYTES = 2**20
 only_root_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small filesystem")
 

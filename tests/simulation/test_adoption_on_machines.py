@@ -118,7 +118,7 @@ def test_a_machine_frozen_at_any_step_of_a_commit_changes_nothing_once_another_o
     assert told.codes.count(70) == 1
 
 
-# -- broken on purpose -----------------------------------------------------------------------------------------
+# -- deliberate breaks -----------------------------------------------------------------------------------------
 def _hears_the_old_one_still(patch: pytest.MonkeyPatch) -> None:
     go_on = MemberLoop._go_on_with
 

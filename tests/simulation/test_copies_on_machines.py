@@ -128,7 +128,7 @@ def damage_from_now_on(run: FleetRun, rng: Random) -> str:
     return "snapshots are damaged on their way from now on"
 
 
-# -- broken on purpose -----------------------------------------------------------------------------------------
+# -- deliberate breaks -----------------------------------------------------------------------------------------
 def _verifies_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(copies, "verify", lambda slot, offer: None)
 

@@ -114,7 +114,7 @@ def test_runs_that_can_do_without_workers_are_drawn_and_have_broken_workers() ->
     assert any(fleet.fleet.settings.min_workers is not None for fleet in fleets)
 
 
-# -- broken on purpose -----------------------------------------------------------------------------------------
+# -- deliberate breaks -----------------------------------------------------------------------------------------
 def _ends_with_any(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restart_table, "ends_run", lambda tasks, given_up, least: list(given_up))
 

@@ -102,7 +102,7 @@ def test_a_machine_suspended_with_its_clock_is_not_taken_for_one_whose_task_hang
     assert told.journaled("member_lost") == []
 
 
-# -- broken on purpose -----------------------------------------------------------------------------------------
+# -- deliberate breaks -----------------------------------------------------------------------------------------
 def _looks_at_no_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FencedStore, "_check_lease", lambda self: None)
 

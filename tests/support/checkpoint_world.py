@@ -232,7 +232,7 @@ class World:
             self.turn()
         raise AssertionError(f"it does not come; heard {[h.body for h in among]}")
 
-    # -- what a trainer does --------------------------------------------------------------------------------------
+    # -- trainer --------------------------------------------------------------------------------------------------
     def capture(self, shards: Shards, sharded: bool, want: str, torn: bool = False) -> int:
         """Fill a slot and announce it. Return the message number, or 0 if no slot was free."""
         assert self.pool is not None

@@ -270,7 +270,7 @@ def write_tree(top: Path, tree: Tree) -> None:
             (top / path).write_bytes(data)
 
 
-# -- what a power loss may leave ----------------------------------------------------------------------------------
+# -- after a power loss -------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Disk:
     """What is certain, and what is not yet."""

@@ -57,7 +57,7 @@ class MachineInMemory(Generic[ChildT]):
         ports = (self,) * 10
         return Environment(clock, self, self, sockets, *ports, make, None)
 
-    # -- for a subclass to say ---------------------------------------------------------------------------------
+    # -- for a subclass to implement ---------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class MachineInMemory(Generic[ChildT]):
         asked, self.asked = self.asked, []
         return asked
 
-    # -- what processes leave -------------------------------------------------------------------------------------
+    # -- leftovers of processes -----------------------------------------------------------------------------------
     def read_heartbeats(self) -> dict[TaskId, Heartbeat]:
         beats = {task: self.beat_of(child) for task, child in self.children.items()}
         return {task: beat for task, beat in beats.items() if beat is not None}

@@ -124,7 +124,7 @@ class World(MachineInMemory[Process]):
     def alive(self) -> dict[TaskId, Process]:
         return self.children
 
-    # -- what the watchdog does ----------------------------------------------------------------------------
+    # -- actions of the watchdog ---------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         if self.refuses_spawns and (incarnation > 1 or task == STANDBY):
             self.refused += 1
@@ -213,7 +213,7 @@ class World(MachineInMemory[Process]):
         if isinstance(body, Finish):
             self._end(task, Exit(0, None))
 
-    # -- what happens --------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------
     def handle(self, event: Event) -> None:
         """Handle what the event loop turns into this event."""
         self.reactor.handle(event)
@@ -298,7 +298,7 @@ class World(MachineInMemory[Process]):
         self.asked.append(StopAsked(source, now))
         self.turn()
 
-    # -- what is seen --------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------
     def events(self, name: str) -> list[WriteEntry]:
         return [one for one in self.journal if one.entry.event == name]
 

@@ -46,7 +46,7 @@ sys.stdin.read()
 """
 
 
-# -- decided ---------------------------------------------------------------------------------------------------
+# -- decisions -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("owner", "logdir", "untouched_s", "goes"),
     [
@@ -114,7 +114,7 @@ def test_an_unreadable_namespace_is_never_ours() -> None:
     assert judge_logdir(owner, "", ID, None, 8, None) is Logdir.HIDDEN
 
 
-# -- swept -----------------------------------------------------------------------------------------------------
+# -- removal of leftovers --------------------------------------------------------------------------------------
 class Killed:
     """The leftovers of a killed run: a runtime directory and shared memory with a snapshot."""
 
@@ -276,7 +276,7 @@ def test_a_copy_that_was_not_used_for_a_week_is_removed_and_a_later_one_stays(tm
     assert (old.exists(), new.exists()) == (False, True)
 
 
-# -- held ------------------------------------------------------------------------------------------------------
+# -- held memory -----------------------------------------------------------------------------------------------
 def test_a_directory_removed_under_its_holder_is_held_and_owned_again(tmp_path: Path, killed: Killed) -> None:
     place = killed.paths.shm_dir
     held = HeldDirectory(place)

@@ -23,7 +23,7 @@ from tests.ipc.messaging.networks import FakeWire, Talk
 from tests.support.memory_transport import FakeClient
 
 
-# -- the sender's end ------------------------------------------------------------------------------------------
+# -- sender ----------------------------------------------------------------------------------------------------
 def test_a_message_is_resent_each_second_until_it_is_acknowledged() -> None:
     outbox = Outbox()
     seq = outbox.add_message(Finish(), 0, 10.0)
@@ -105,7 +105,7 @@ def test_row_47_a_peer_that_is_far_behind_gets_the_oldest_messages_until_it_ackn
     assert got == list(range(1, 3 * RESENT_MAX + 1))
 
 
-# -- the receiver's end ----------------------------------------------------------------------------------------
+# -- receiver --------------------------------------------------------------------------------------------------
 def test_a_message_is_new_once() -> None:
     inbox = Inbox()
     assert inbox.is_news(1, 1)
@@ -158,7 +158,7 @@ def test_a_week_of_messages_after_a_service_restart_costs_no_memory() -> None:
     assert not inbox.unsettled
 
 
-# -- two of one task ---------------------------------------------------------------------------------------------
+# -- two clients of one task -------------------------------------------------------------------------------------
 class Rivals:
     """A server and two clients of one task. The first sent "first" and was cut off unanswered; the
     second has since spoken.
@@ -225,7 +225,7 @@ def test_only_the_newest_connections_of_dead_processes_are_remembered(monkeypatc
     assert len(rivals.server._dead) == 2
 
 
-# -- both, over a bad network ----------------------------------------------------------------------------------
+# -- sender and receiver over a bad network --------------------------------------------------------------------
 class BadNetwork(RuleBasedStateMachine):
     """One server and one client that can be killed and restarted at any time, with every network
     error in between.

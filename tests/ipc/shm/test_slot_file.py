@@ -20,7 +20,7 @@ from procsv.ipc.shm.slot_state import SlotState
 from tests.ipc.shm.snapshots import RUN, STATE_AT, fill, flip, publish, read, snapshot
 
 
-# -- the way of a snapshot -------------------------------------------------------------------------------------
+# -- the path of a snapshot ------------------------------------------------------------------------------------
 @given(tensors=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary(max_size=3000), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_a_published_snapshot_is_read_back(shm: Path, tensors: dict[str, bytes]) -> None:
@@ -94,7 +94,7 @@ def test_an_abandoned_slot_is_free_again(shm: Path, pool: SlotPool) -> None:
     assert sorted(info.state for info in scan_slots(shm, any_state=True)) == [SlotState.FREE, SlotState.READY]
 
 
-# -- what is never overwritten ---------------------------------------------------------------------------------
+# -- slots that are never overwritten --------------------------------------------------------------------------
 def test_the_newest_ready_slot_is_never_written_to(shm: Path, pool: SlotPool) -> None:
     newest = snapshot(pool, 1)
     for sequence in range(2, 50):

@@ -140,7 +140,7 @@ class SimDisk:
             except OSError:
                 continue
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
     def read(self, path: str) -> Any:
         """Return the bytes, or None if there is no such file. Raises OSError while the disk cannot read."""
         if self.trouble == "EIO":
@@ -153,7 +153,7 @@ class SimDisk:
     def under(self, prefix: str) -> list[str]:
         return [path for path in self.files if path.startswith(prefix)]
 
-    # -- what happens to it ----------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------
     def lose_power(self) -> None:
         """Lose what was not synced, except for the first few changes."""
         for names, _ in self._pending[: self.rng.randrange(len(self._pending) + 1)]:

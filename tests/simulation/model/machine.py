@@ -143,7 +143,7 @@ class Machine(MachineInMemory[Process]):
         program = self._program(task, incarnation, is_fork=True)
         self._standby_said(Promoted(number, task, incarnation, program.pid, is_fork=True))
 
-    # -- what processes leave, and what is noted of the run --------------------------------------------------
+    # -- leftovers of processes and records of the run -------------------------------------------------------
     def beat_of(self, child: Process) -> Heartbeat | None:
         if isinstance(child, ProgramProcess):
             return child.beat()

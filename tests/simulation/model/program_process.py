@@ -83,7 +83,7 @@ class ProgramProcess(Process):
         self._has_begun = self._is_started = False
         self.wake(0.05)
 
-    # -- for a subclass to say -------------------------------------------------------------------------------
+    # -- for a subclass to implement -------------------------------------------------------------------------
     def _main(self) -> Doing:
         """Run the program."""
         raise NotImplementedError
@@ -100,7 +100,7 @@ class ProgramProcess(Process):
     def _news_due_s(self, now_s: float) -> float | None:
         return None
 
-    # -- what others see -------------------------------------------------------------------------------------
+    # -- the view of others ----------------------------------------------------------------------------------
     def beat(self) -> Heartbeat | None:
         """Return the heartbeat. The link's thread writes it, which a frozen process does not run."""
         if not self._has_begun:
@@ -145,7 +145,7 @@ class ProgramProcess(Process):
         if not self.is_frozen:
             self.die(Exit(None, signal.SIGABRT), "watchdog")
 
-    # -- one turn of the link --------------------------------------------------------------------------------
+    # -- a turn of the link ----------------------------------------------------------------------------------
     def turn(self) -> None:
         now_s = self.world.clock.now_s
         self._has_begun = True

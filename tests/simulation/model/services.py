@@ -317,7 +317,7 @@ class ServiceProcess(Process):
         if self._has_to_abort and not self.is_frozen:  # it reaches a stopped process when that continues
             self.die(Exit(None, signal.SIGABRT), "watchdog")
 
-    # -- its loop --------------------------------------------------------------------------------------------
+    # -- loop ------------------------------------------------------------------------------------------------
     def turn(self) -> None:
         if self._is_wedged:
             return

@@ -113,7 +113,7 @@ class SimStore(Store):
             if path != name and path not in listed and files_of(path)[1] not in self._disk.files:
                 self._staging_area.delete(path)
 
-    # -- what is there ---------------------------------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------------------------------
     def _listing(self) -> tuple[list[Candidate], tuple[str, ...], bool, str]:
         """Do catalog.list_checkpoints: candidates in order of trial, those kept, whether anything
         exists, and trouble.

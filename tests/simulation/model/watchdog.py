@@ -106,7 +106,7 @@ class Watchdog(Process):
             body = type(received.body).__name__
             self.world.note(history.Received(WATCHDOG, received.task, received.incarnation, body))
 
-    # -- what is asked of it ---------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
     def stop(self, source: str, now: bool) -> None:
         """Stop, by a signal or `procsv stop`."""
         self.is_stop_asked = True

@@ -246,7 +246,7 @@ def test_an_unwritable_directory_is_reported_and_training_goes_on(directory: Pat
         (directory / "ckpt-2.index").rmdir()
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------------
 def test_a_step_on_another_thread_is_refused(directory: Path) -> None:
     counting = Counting(directory)
     errors = list[Exception]()

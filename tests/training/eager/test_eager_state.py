@@ -130,7 +130,7 @@ def test_a_capture_waits_for_its_memory_if_there_may_be_none(
         finish()  # nothing was reserved
 
 
-# -- objects that come and go ----------------------------------------------------------------------------------
+# -- objects created and deleted -------------------------------------------------------------------------------
 def test_an_object_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Path) -> None:
     root = tf.Module()
     root.parts, root.by_name = [tf.Variable(1.0)], {"a": tf.Variable(2.0)}
@@ -225,7 +225,7 @@ def test_a_partially_updated_variable_is_captured_without_a_copy(tmp_path: Path)
     assert np.array_equal(held, before), "the view was written to"
 
 
-# -- without TensorFlow's private names -------------------------------------------------------------------------
+# -- missing private names of TensorFlow ------------------------------------------------------------------------
 def test_without_the_op_for_many_variables_each_is_read_by_itself(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ def test_a_fit_of_another_model_starts_over_and_the_change_is_named(
     assert "(Dense (layer 3) units: 8 then, 9 now): " in capfd.readouterr().err
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------------
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "another batch size": ({"batch_size": 8}, "4 then, 8 now"),
 }
@@ -249,7 +249,7 @@ def test_importing_procsv_imports_no_keras() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- a program that ends -----------------------------------------------------------------------------------------
+# -- programs that end -------------------------------------------------------------------------------------------
 LEFT_OPEN = """
 import os, shutil, sys
 import keras, numpy, procsv

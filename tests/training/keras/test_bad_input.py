@@ -167,7 +167,7 @@ def test_small_ends_of_fits_are_all_kept(tmp_path: Path) -> None:
     assert ended.find_end("a0") is not None
 
 
-# -- a model that has changed --------------------------------------------------------------------------------------
+# -- changed models ------------------------------------------------------------------------------------------------
 def state_of(units: int, directory: Path) -> FitState:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, name="hidden"), keras.layers.Dense(1)])
     model.compile("adam", "mse")

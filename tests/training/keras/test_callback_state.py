@@ -239,7 +239,7 @@ def test_a_deque_that_todays_program_made_longer_keeps_its_length() -> None:
     assert again.held.maxlen == 9
 
 
-# -- what belongs to a process -----------------------------------------------------------------------------------
+# -- process-specific values -------------------------------------------------------------------------------------
 class OfProcess(Callback):
     """Has values that differ in each process: from the constructor, from the start of training, and later."""
 

@@ -127,7 +127,7 @@ def test_the_chosen_interval_is_reported_with_its_reason() -> None:
     assert choice(Cadence(0.0), 0.04) == (Spacing.OFF, 0.0)
 
 
-# -- where another machine keeps copies --------------------------------------------------------------------------
+# -- copies on another machine -----------------------------------------------------------------------------------
 def lost_at_worst(
     cadence: Cadence, step_s: float, copy_s: float, travel_s: float, snapshots: int = 40, heard: int = 40
 ) -> list[float]:

@@ -204,7 +204,7 @@ def test_exit_75_restarts_at_once_for_free() -> None:
     assert not world.reports
 
 
-# -- news of the dead ------------------------------------------------------------------------------------------
+# -- news of dead processes ------------------------------------------------------------------------------------
 def test_messages_of_an_older_attempt_change_nothing() -> None:
     world = running()
     world.crash()
@@ -243,7 +243,7 @@ def test_the_budget_is_the_one_given_to_the_launch() -> None:
     assert world.exit_code == 70
 
 
-# -- everything ------------------------------------------------------------------------------------------------
+# -- all schedules ---------------------------------------------------------------------------------------------
 def _something_happens(world: World, rng: random.Random) -> None:
     roles = list(world.alive)
     match rng.randrange(10):

@@ -53,7 +53,7 @@ print("cleared", processes.clear_tree(dead), standby.poll(), flush=True)
 """
 
 
-def test_of_what_dead_programs_have_left_the_newest_thousand_are_known() -> None:
+def test_the_newest_thousand_leftovers_of_dead_programs_are_known() -> None:
     seen = dict[tuple[int, float], float]()
     for pid in range(1, 1011):
         assert first_seen(seen, (pid, 0.0), float(pid)) == pid

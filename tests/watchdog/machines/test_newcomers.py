@@ -160,7 +160,7 @@ def test_a_launch_without_proof_of_succession_waits_until_all_restart_with_it(ru
     assert run.events[1:] == [events.NotStarted(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
 
 
-def test_all_restart_at_once_with_a_launch_whose_task_would_be_elsewhere(run: Run) -> None:
+def test_all_tasks_restart_at_once_with_a_launch_whose_task_would_be_elsewhere(run: Run) -> None:
     speak(run)
     second = run.connect()
 

@@ -118,7 +118,7 @@ class SimFetch:
         memory.drafts.add(self._draft)
         self._turn()
 
-    # -- what is asked for, and comes ------------------------------------------------------------------------
+    # -- requests and pieces ---------------------------------------------------------------------------------
     def _turn(self) -> None:
         if self.is_over or self._process.is_dead:
             return  # a draft stays

@@ -69,7 +69,7 @@ class Launch(Process):
         """Run one turn of its loop."""
         raise NotImplementedError
 
-    # -- what the machine sees -------------------------------------------------------------------------------
+    # -- the machine's view ----------------------------------------------------------------------------------
     def hosts(self, process: Process) -> bool:
         machine: Machine | None = getattr(self, "machine", None)
         return machine is not None and machine.children.get(process.task) is process
@@ -91,7 +91,7 @@ class Launch(Process):
             self.machine.asked.append(asked)
         self.wake()
 
-    # -- its turns -------------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------------
     def turn(self) -> None:
         if not self.here.sees_logdir:  # a reader or writer of the logdir waits
             self.wake(STORAGE_LOOK_S)

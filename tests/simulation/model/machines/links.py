@@ -184,7 +184,7 @@ class LinkClient(EndInMemory, ClientEndpoint):
             return []
         return [self._lane, *filter(None, (self.server.lanes.get(self.who),))]
 
-    # -- what is sent ----------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
     def _put(self, frames: list[bytes]) -> Put:
         if self.made or self._lane is None:
             return Put.FULL

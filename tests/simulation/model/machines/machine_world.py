@@ -80,7 +80,7 @@ class MachineWorld(World):
         elif launch is not None and not launch.is_dead and launch.hosts(process):
             launch.child_died(process, exit)
 
-    # -- what befalls it -------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------
     def strike_commit(self, step: int) -> None:
         if self.at_commit is not None and step >= self.at_commit[0]:
             (_, strike), self.at_commit = self.at_commit, None

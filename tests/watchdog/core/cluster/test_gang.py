@@ -48,7 +48,7 @@ def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
     return out
 
 
-# -- an end of one ---------------------------------------------------------------------------------------------
+# -- the end of one task ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("first", "other"), [(SECOND, FIRST), (FIRST, SECOND)])
 def test_the_others_are_killed_at_once_and_nothing_starts_before_all_are_gone(first: TaskId, other: TaskId) -> None:
     played = gang(EVALUATOR)
@@ -115,7 +115,7 @@ def test_an_evaluator_and_a_server_end_alone() -> None:
         assert spawned(out) == [(task, 2)]
 
 
-# -- what binds them -------------------------------------------------------------------------------------------
+# -- what makes a gang -----------------------------------------------------------------------------------------
 def test_auto_binds_the_tasks_once_one_has_made_a_collective_strategy() -> None:
     played = gang(restart="auto")
     assert killed(played.end(SECOND, KILLED)) == []
@@ -183,7 +183,7 @@ def test_a_state_that_makes_a_worker_crash_repeatedly_is_left_for_the_one_before
     ]
 
 
-# -- a generation ----------------------------------------------------------------------------------------------
+# -- generations -----------------------------------------------------------------------------------------------
 def test_a_generation_has_formed_when_all_have_ended_their_first_step() -> None:
     played = gang()
     played.tell(Ended(SECOND, 1, KILLED), at_s=200.0)
@@ -213,7 +213,7 @@ def test_tasks_that_never_start_at_the_same_step_are_given_up() -> None:
     assert "worker.0 with step 7" in played.core.failure
 
 
-# -- ends that are asked for -----------------------------------------------------------------------------------
+# -- requested ends --------------------------------------------------------------------------------------------
 def test_a_stop_asks_the_chief_first_and_ends_the_others_once_it_has_saved() -> None:
     played = gang(EVALUATOR)
     out = played.stop()

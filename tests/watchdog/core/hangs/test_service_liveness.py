@@ -138,7 +138,7 @@ def test_the_end_of_a_run_does_not_wait_forever_for_a_frozen_service() -> None:
     assert world.exit_code == 0
 
 
-# -- what is looked at -----------------------------------------------------------------------------------------
+# -- what is examined ------------------------------------------------------------------------------------------
 class Watched:
     """A liveness that gets a beat every half second."""
 
@@ -202,7 +202,7 @@ def test_time_without_observation_does_not_count() -> None:
     assert not watched.show(BUSY, HANG_LIMITS_S["service"] - LOOK_GAP_S_MAX - 2.0)
 
 
-# -- just below and just above -----------------------------------------------------------------------------------
+# -- limits, just below and just above ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("beat", "beats", "limit_s", "told"),
     [

@@ -102,7 +102,7 @@ def test_every_phase_has_a_limit() -> None:
     assert math.isinf(far().liveness.limit_s(Phase.IDLE))
 
 
-# -- just below and just above -----------------------------------------------------------------------------------
+# -- limits, just below and just above ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("phase", "limit_s"),
     [(Phase.CONNECT, 1800.0), (Phase.RESTORE, 1800.0), (Phase.COMPILE, 1800.0), (Phase.SAVE, 1800.0)],
@@ -184,7 +184,7 @@ def test_a_heartbeat_ten_seconds_old_is_no_suspicion_and_an_older_one_is() -> No
     assert trainer.liveness.is_silent(trainer.now_s + 10.5)
 
 
-# -- what is a step, and what is not -----------------------------------------------------------------------------
+# -- steps and other calls ---------------------------------------------------------------------------------------
 LOOKS_S = 2 * LOOK_S_MAX + 1.0  # between the limit and the look that finds it
 NOT_A_STEP = [
     (Phase.PROGRAM, True),  # a callback, an evaluation, between two fits, a cell of a notebook
@@ -262,7 +262,7 @@ def test_steps_between_callbacks_are_measured_and_other_work_is_not() -> None:
     assert saves.liveness.steps.median_s == saves.liveness.calls.median_s == 0.0
 
 
-# -- a limit that was wrong --------------------------------------------------------------------------------------
+# -- wrong limits ------------------------------------------------------------------------------------------------
 def hung_and_started_again(phase: Phase = Phase.PROGRAM) -> Trainer:
     """Return a trainer whose previous attempt hung in `phase` after step 2."""
     trainer = Trainer().trains(2, 1.0).says(phase, 2, 2)

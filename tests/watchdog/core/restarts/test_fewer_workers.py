@@ -46,7 +46,7 @@ def end_of_run(played: Played, chief: Exit = DONE) -> list[Action]:
     return out
 
 
-# -- who counts ------------------------------------------------------------------------------------------------
+# -- which tasks count -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("least", "given_up", "ends"),
     [

@@ -75,7 +75,7 @@ def test_a_value_is_a_share_of_1_with_four_digits_from_the_first_instant_on() ->
     assert Goodput(100.0, Earlier(90.0, 30.0)).value(100.0) == 1.0
 
 
-# -- whether another attempt pays --------------------------------------------------------------------------------
+# -- useful progress ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("kept_s", "is_given_up"), [(59.9, True), (60.0, False)])
 def test_a_minute_of_kept_training_ends_a_row_of_failures(kept_s: float, is_given_up: bool) -> None:
     past = Attempts(LaunchSettings())

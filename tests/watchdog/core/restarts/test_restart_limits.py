@@ -259,7 +259,7 @@ def test_repeated_steps_before_a_suspect_state_are_not_progress_until_a_newer_st
     assert past.durable(450)
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------
+# -- manual restarts -------------------------------------------------------------------------------------------
 def test_a_manual_restart_resets_exceptions_before_the_first_step() -> None:
     past = history(is_ready=False)
     kinds(past, raised(), 1)

@@ -58,7 +58,7 @@ def words(step: int, line: int = 41) -> LastWords:
     return LastWords("ValueError", f"bad {step}", TRACEBACK.format(line=line, value=step), step)
 
 
-# -- the same failure, again and again -------------------------------------------------------------------------
+# -- repeated failures -----------------------------------------------------------------------------------------
 def test_row_55_five_failures_of_a_kind_that_each_keep_less_than_a_minute_are_no_useful_progress() -> None:
     why = Naming(f"no useful progress: {BOOM}, 5 times ", ", with 5.0 s ")
     assert told(*[failed()] * 5) == ["", "", "", "", why]
@@ -193,7 +193,7 @@ def test_a_manual_restart_resets_what_did_not_pay() -> None:
     assert world.exit_code is None
 
 
-# -- where -------------------------------------------------------------------------------------------------------
+# -- places of exceptions ----------------------------------------------------------------------------------------
 def test_an_exception_is_placed_at_the_programs_own_innermost_frame_of_the_last_traceback() -> None:
     library = TRACEBACK.format(line=41, value=1).replace("/home/me/train.py", f"{signal.__file__}")
     assert where_it_was_raised(TRACEBACK.format(line=41, value=1)) == "one_step (/home/me/train.py:41)"

@@ -35,7 +35,7 @@ def durable(step: int, *all_paths: str) -> Durable:
     return Durable(step, step, 1, f"/l/m-{step}", "periodic", 10, 0.1, all_paths)
 
 
-# -- what is known of it ---------------------------------------------------------------------------------------
+# -- known state -----------------------------------------------------------------------------------------------
 def test_the_heartbeat_leads_a_trainer_through_its_phases_and_each_new_state_is_recorded() -> None:
     played = Played(trains=False)
     for phase, state in (
@@ -195,7 +195,7 @@ def test_a_program_has_no_session_while_it_imports() -> None:
     assert not played.core.chief.is_before_session
 
 
-# -- its end ---------------------------------------------------------------------------------------------------
+# -- end -------------------------------------------------------------------------------------------------------
 def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
     played = Played()
     out = played.end(TRAINER, Exit(1, None), words=BOOM)
