@@ -143,7 +143,7 @@ class KillCounters(msgspec.Struct):
         return made
 
     def news(self) -> str:
-        """Say which kills were counted since the last call; "" if none were."""
+        """Return which kills were counted since the last call, or "" if none were."""
         told = ""
         for counter in self.counters:
             now, before = read_kills(counter), self._before.get(counter)

@@ -366,7 +366,7 @@ class Processes(msgspec.Struct):
 
 
 def first_seen(seen: dict[tuple[int, float], float], one: tuple[int, float], now_s: float) -> float:
-    """Return when a process was first seen, and note it; the oldest are forgotten."""
+    """Return when a process was first seen. Note a new one, and forget the oldest if there are too many."""
     seen_s = seen.setdefault(one, now_s)
     if len(seen) > FINISHING_MAX:
         del seen[next(iter(seen))]

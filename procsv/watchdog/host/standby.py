@@ -196,9 +196,7 @@ class Standby(msgspec.Struct):
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def expedite_import(self, now_s: float) -> None:
-        """A due task waits for the standby. If it is importing, tell it not to yield the cores to
-        others.
-        """
+        """Tell an importing standby not to yield the cores to others, since a due task waits for it."""
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
@@ -237,7 +235,7 @@ class Standby(msgspec.Struct):
         self._is_wanted = self.mode == "warm"
 
     def trainer_died(self) -> None:
-        """A standby in progress continues; no new one is begun until training runs again."""
+        """Begin no new standby until training runs again. One that is being made continues."""
         self._is_wanted = False
 
     def unwanted(self, now_s: float, why: str) -> None:
@@ -247,7 +245,7 @@ class Standby(msgspec.Struct):
         self.handle(StandbyEvent.UNWANTED, now_s)
 
     def no_task_runs(self, now_s: float) -> None:
-        """A leaving standby now has only its clean-up left to do."""
+        """Limit the time of a leaving standby, which now has only its clean-up left to do."""
         if self.state is StandbyState.LEAVING and self._late_s is None:
             self._late_s = now_s + LEAVE_S_MAX
 

@@ -1,1 +1,1 @@
-"""Write, find, verify and rotate checkpoints; one protocol hides where they are stored."""
+"""Write, find, verify and rotate checkpoints, wherever they are stored."""

@@ -20,7 +20,7 @@ from procsv.services.checkpoint.store.search import Listing
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """One checkpoint. `time` is in Unix seconds; `step` is -1 if unknown."""
+    """One checkpoint. `time` is in Unix seconds. `step` is -1 if unknown."""
 
     path: str
     step: int

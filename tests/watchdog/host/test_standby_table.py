@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 
@@ -305,8 +306,7 @@ def test_short_memory_makes_no_standby_and_is_reported_once() -> None:
     world.advance(5 * ROOM_LOOK_S)
     assert spawned(world, STANDBY) == []
     (text,) = [text for text in world.said if "no standby" in text]
-    assert "needs 1.0 GiB" in text
-    assert "768.0 MiB are free" in text
+    assert {"1.0 GiB", "768.0 MiB"} == set(re.findall(r"[\d.]+ [MG]iB", text))
     world.room_bytes = ROOM_BYTES_MIN
     world.advance(ROOM_LOOK_S)
     assert spawned(world, STANDBY) == [1]
@@ -315,7 +315,7 @@ def test_short_memory_makes_no_standby_and_is_reported_once() -> None:
 def test_memory_that_the_trainer_may_still_use_is_never_reported_as_less_than_none() -> None:
     world = training(room_bytes=-ROOM_BYTES_MIN)
     (text,) = [text for text in world.said if "no standby" in text]
-    assert " 0 B are free" in text
+    assert " 0 B " in text
 
 
 def test_a_system_that_cannot_start_processes_is_asked_again_later() -> None:

@@ -49,7 +49,7 @@ class Goodput(msgspec.Struct):
         return kept_s
 
     def stood_still(self, seconds: float) -> None:
-        """Subtract `seconds` in which the trainer was alive and did not train."""
+        """Do not count `seconds` in which the trainer was alive but did not train."""
         if self._ready_s is not None:
             self._ready_s += seconds
 
@@ -72,7 +72,7 @@ class CountedAttempt(msgspec.Struct, frozen=True):
 
     seconds: float = 0.0  # since the end of the previous attempt
     kept_s: float = 0.0  # how many of them were training whose steps are kept
-    failure: str = ""  # its name (see causes.name_failure); "": planned, or killed from outside
+    failure: str = ""  # what ended the attempt (causes.name_failure); "": planned, or killed from outside
     by_kernel: bool = False  # killed for lack of memory, which another program may have used
 
 
@@ -88,7 +88,7 @@ class Attempts(msgspec.Struct):
     _last: deque[CountedAttempt] = msgspec.field(default_factory=deque)
 
     def add_attempt(self, attempt: CountedAttempt) -> str:
-        """Count an attempt; return why another one would be useless, or "".
+        """Count an attempt. Return why another one would be useless, or "".
 
         A planned end or a kill from outside says nothing about the program. Such an end is not part
         of a row of failures, and ends a row only if its attempt kept enough training. For goodput

@@ -100,8 +100,8 @@ class History(msgspec.Struct):
         self._attempts = Attempts(self.launch)
 
     def ready(self, restored_step: int) -> None:
-        """The first step after a restore has ended. The restored step is not progress of this
-        launch.
+        """Note that the first step after a restore has ended. The restored step is not progress of
+        this launch.
 
         If an older state had to be restored, progress counts from it. Not so if it was chosen
         because a newer one is suspect: redoing the steps up to the crash would then count as
@@ -112,7 +112,7 @@ class History(msgspec.Struct):
         self.was_ready = True
 
     def served(self) -> None:
-        """The task serves variables to other tasks, which is its purpose."""
+        """Note that the task serves variables to other tasks, which is its purpose."""
         self.was_ready = True
 
     def end_serving(self, seconds: float) -> float:
@@ -168,7 +168,7 @@ class History(msgspec.Struct):
         return Restart(self._doubled_s(self._room_deaths - 1))
 
     def late_for_room(self, now_s: float) -> str:
-        """Say why the wait for room has ended; "" while it goes on."""
+        """Return why the wait for room has ended, or "" while it goes on."""
         is_late = self.room_s is not None and now_s - self.room_s >= self.launch.disk_wait_s
         return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_late else ""
 

@@ -16,7 +16,7 @@ from procsv.base.identity import TaskId
 
 
 class Duty(Enum):
-    CHIEF = auto()  # its state is saved: a single trainer, the chief, or worker.0 if there is no chief
+    CHIEF = auto()  # the task whose state is saved: a single trainer, the chief, or worker.0 if there is no chief
     WORKER = auto()
     PS = auto()
     EVALUATOR = auto()
@@ -60,7 +60,7 @@ _BY_THEMSELVES: dict[tuple[Duty, End], Follows] = {
     (_D.EVALUATOR, _E.FINISHED): _F.NOTHING,
     (_D.EVALUATOR, _E.RETURNED): _F.AGAIN,
     (_D.EVALUATOR, _E.DIED): _F.AGAIN,
-    (_D.EVALUATOR, _E.GAVE_UP): _F.NOTHING,  # it only reads what is saved
+    (_D.EVALUATOR, _E.GAVE_UP): _F.NOTHING,  # an evaluator only reads what is saved
 }
 _OF_A_GANG: dict[tuple[Duty, End], Follows] = {
     (_D.CHIEF, _E.RETURNED): _F.ALL_AGAIN,
