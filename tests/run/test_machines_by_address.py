@@ -169,7 +169,7 @@ def test_all_launches_learn_who_is_missing(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
     with launches(Apart, tmp_path, three, "--secret-file", secret(tmp_path)) as run:
         server = run.launch("ps.0")
-        server.wait_for("word that it waits", partial(says, server, "waiting for the coordinator"))
+        server.wait_for("word that it waits", partial(says, server, "waiting for the "))
         run.launch("chief", "--coordinator-timeout", "10")
         assert run.codes() == {"ps.0": 75, "chief": 75}
         for launch in run.launches.values():

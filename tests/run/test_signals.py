@@ -68,7 +68,7 @@ def test_each_process_signalled_alone_or_twice_ends_at_its_step_and_restarts_or_
         pids = processes(run)
         for role in STAYS:
             send([pids[role]], 2)
-        run.wait_for("the server's word", lambda: text_of(run, "ps.0").count("when its watchdog "))
+        run.wait_for("the server's word", lambda: text_of(run, "ps.0").count("until its watchdog "))
         for role in AGAIN:
             send([pids[role]], 2)
             run.wait_event("spawned", 2, role)

@@ -313,7 +313,7 @@ def test_row_64_a_run_handles_a_waiting_task_a_frozen_task_and_notices_to_one_or
         assert max(saved) >= trained
         assert run.events("recovered", "chief")[1]["source"] == "alive"
         run.kill("ps.0", signal.SIGTERM)  # it keeps serving while the chief saves its variables
-        run.wait_for("the server's word", lambda: "when its watchdog" in text_of(run, "ps.0"))
+        run.wait_for("the server's word", lambda: "until its watchdog" in text_of(run, "ps.0"))
         trained = wait_for_steps(run)
         assert not run.events("exited", "ps.0")
         (tmp_path / "orders" / "ps.0").write_text("never copy")  # no save by the chief ends within any grace period

@@ -464,9 +464,9 @@ def test_a_program_without_a_session_learns_so_at_its_first_kill(tmp_path: Path)
     with launched(tmp_path, IDLE) as run:
         os.kill(run.begun().pid("trainer"), signal.SIGKILL)
         run.begun(2)
-        run.until("the advice", lambda: "session of procsv's" in run.said())
+        run.until("the advice", lambda: "session that procsv" in run.said())
         os.kill(run.pid("trainer"), signal.SIGKILL)
         run.begun(3)
-        assert run.said().count("session of procsv's") == 1
+        assert run.said().count("session that procsv") == 1
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130

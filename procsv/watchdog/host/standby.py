@@ -331,7 +331,7 @@ class Standby(msgspec.Struct):
         self.pid, self._late_s = 0, None
         self.handle(StandbyEvent.DIED, now_s)
         if was is StandbyState.PROMOTING:
-            text = f"the standby ended ({ended.exit}) as it was to become the trainer: starting the trainer cold"
+            text = f"the standby ended ({ended.exit}) as it was to become the trainer: a cold start replaces it"
             self.out.append(Say(text, is_bad=True))
         elif self.mode == "hot" and was is StandbyState.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"

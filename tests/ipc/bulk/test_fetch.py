@@ -137,9 +137,9 @@ def test_a_piece_damaged_in_transit_is_noticed(machines: Machines) -> None:
 
 def test_a_snapshot_that_is_not_the_offered_one_is_refused(machines: Machines) -> None:
     offer = machines.sender.offer(machines.slot)
-    assert "snapshot 1, and not " in machines.refusal(replace(offer, sequence=2))
+    assert "snapshot 1 instead of " in machines.refusal(replace(offer, sequence=2))
     offer = machines.sender.offer(machines.slot)
-    assert "not the offered 1" in machines.refusal(replace(offer, contents_hash=1))
+    assert "the offered 1" in machines.refusal(replace(offer, contents_hash=1))
     offer = machines.sender.offer(machines.slot)
     assert "is incomplete" in machines.refusal(replace(offer, size=100))
 
@@ -215,7 +215,7 @@ def test_a_lasting_offer_can_be_fetched_at_any_time(machines: Machines, monkeypa
 
 def test_an_impossible_offer_is_an_error(machines: Machines) -> None:
     offer = machines.sender.offer(machines.slot)
-    assert "nobody" in machines.refusal(replace(offer, server_key="short"))
+    assert "cannot connect" in machines.refusal(replace(offer, server_key="short"))
 
 
 def test_a_taken_port_is_an_error_that_says_so() -> None:

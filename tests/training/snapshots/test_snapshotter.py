@@ -116,7 +116,7 @@ def test_a_failure_reaches_its_waiter_and_is_logged_if_there_is_none(
     assert not caplog.records
     world.backend.failures = [OSError("third")]
     world.train(during=lambda: world.snapshotter.request(PINNED))
-    assert [record.getMessage() for record in caplog.records] == [Naming("no checkpoint", ": third")]
+    assert [record.getMessage() for record in caplog.records] == [Naming("this step", ": third")]
 
 
 def test_a_closed_source_ends_the_periodic_snapshots_silently(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -215,7 +215,7 @@ def test_a_lost_service_ends_the_run_without_waiting_for_a_trainer_that_waits_fo
 def test_a_lost_service_of_an_observed_program_is_bad_news_and_not_the_end() -> None:
     played = Played(observes=True)
     ((text, is_bad),) = said(lose(played, CHECKPOINT))
-    assert text.endswith("program goes on")
+    assert text.endswith("program continues")
     assert is_bad
     assert not played.core.is_ending
 
