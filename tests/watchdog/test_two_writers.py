@@ -22,7 +22,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.launch_settings import Range
-from tests.support.launched import NOT_SAVED, remove_live
+from tests.support.launched import NOT_SAVED, freeze, remove_live
 from tests.watchdog.test_main import IDLE, launched
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def abandoned(tmp_path: Path, env: dict[str, str]) -> Iterator[int]:
         run.begun()
         trainer = run.pid("trainer")
         try:
-            os.kill(trainer, signal.SIGSTOP)
+            freeze(trainer)
             kill(run.process.pid, run.pid("checkpoint"), run.pid("summary"))
             paths = run.file().paths
             shutil.rmtree(paths.run_dir)
@@ -131,7 +131,7 @@ def test_row_53_a_frozen_watchdog_without_run_json_still_has_its_logdir(
 ) -> None:
     with launched(tmp_path, IDLE, env=locks) as run:
         run.begun()
-        run.process.send_signal(signal.SIGSTOP)
+        freeze(run.process.pid)
         run.file().paths.run_json.unlink()
         env = {**elsewhere, **locks, "STAND_IN_MARGIN_S": "0.5"}
         with launched(tmp_path, IDLE, grace_s=0.5, env=env) as second:
@@ -154,7 +154,7 @@ def test_row_53_no_process_of_a_run_is_ended_while_its_watchdog_lives_whatever_f
     with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
         run.begun()
         child = int(re.findall(r"child (\d+)", run.log())[0])
-        run.process.send_signal(signal.SIGSTOP)
+        freeze(run.process.pid)
         os.kill(run.pid("trainer"), signal.SIGKILL)
         paths = find_paths(run.logdir)
         for path in (paths.run_json, paths.lease):
