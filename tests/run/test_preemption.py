@@ -47,13 +47,14 @@ def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_lose
 
 
 STUBBORN = """
-import time
+import os, time
 import procsv
 from tests.support.numpy_training import training
 
 print("preempted at the start:", procsv.preempted(), flush=True)
 with training() as model:
-    while model.step < 400:
+    last = model.step + 20
+    while model.step < last or os.environ["PROCSV_INCARNATION"] == "1":  # which does not end by itself
         model.train()
         time.sleep(0.02)
         if procsv.preempted():
@@ -84,8 +85,8 @@ def test_a_program_that_ignores_the_notice_is_killed_after_the_grace_period_and_
     program.write_text(STUBBORN)
     run = procsv_launch(
         str(program),
-        faults=["preempt trainer with grace 3s at step 50"],
-        options=[*ALONE, "--snapshot-secs", "600"],
+        faults=["preempt trainer with grace 10s at step 50"],
+        options=[*ALONE, "--grace", "300s", "--snapshot-secs", "600"],  # by which it would end the program itself
         PYTHONPATH=str(ROOT),
     )
     assert run.wait_end() == 0
@@ -105,11 +106,11 @@ def test_a_program_that_never_checks_should_stop_gets_a_clear_reason_why_it_ends
 ) -> None:
     program = tmp_path / "stubborn.py"
     program.write_text(NEVER_ASKS)
-    run = procsv_launch(str(program), options=[*ALONE, "--grace", "6s"])
+    run = procsv_launch(str(program), options=[*ALONE, "--grace", "30s"])
     run.wait_step(10)
     run.kill("watchdog", signal.SIGINT)
     assert run.wait_end() == 75
-    assert " still trains 2 s after" in run.said()
+    assert " still trains 10 s after" in run.said()
     assert run.events("stopped")[0]["step"] == run.events("stopped")[0]["durable_step"]
 
 
