@@ -12,16 +12,17 @@ from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.services.summary import continuity
+from tests.support import standing
 from tests.support.launched import NOT_SAVED, Launched, launched, settings_text
 
 pytestmark = pytest.mark.fault
 
-SETTINGS = {"hang_limits_s": {"service": 5.0}, "hang_abort_s": 0.3, "backoff": Range(0.05, 60.0)}
+SETTINGS = {"hang_limits_s": {"service": 8.0}, "hang_abort_s": 0.3, "backoff": Range(0.05, 60.0)}
 LAUNCHER = [sys.executable, str(Path(__file__).with_name("launch.py"))]
 STAND_IN_LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
-# Of the training beside frozen services: so long that they are frozen in its middle, however late the test comes to it, and
-# shorter than they are waited for, unless the machine is busy.  A summary comes later than a step that is held up.
-STEPS, STEP_MS, SUMMARY_S, FROZEN_S = 700, 6, 1.0, 10.0
+# Of the training beside frozen services: it stands in its middle until they are frozen, and what follows is shorter than they
+# are waited for, unless the machine is busy.  A summary comes later than a step that is held up.
+STEPS, STEP_MS, SUMMARY_S, FROZEN_S, STANDS_AT = 700, 6, 1.0, 10.0, 400
 
 PROGRAM = """
 import threading
@@ -42,14 +43,20 @@ def ended(run: Launched, role: str) -> list[tuple[str, str]]:
 def test_row_10_frozen_services_are_replaced_while_training_goes_on_and_the_end_waits_no_longer(
     tmp_path: Path,
 ) -> None:
-    digits = ("procsv.examples.digits", "--steps", str(STEPS), "--step-ms", str(STEP_MS), "--save-model-secs", "0.5")
+    digits = (standing.PROGRAM, "digits", "--steps", str(STEPS), "--step-ms", str(STEP_MS), "--save-model-secs", "0.5")
     settings = settings_text(**{**SETTINGS, "hang_limits_s": {"service": FROZEN_S}}, snapshot_s=0.2)
-    with launched(tmp_path / "logdir", settings, *digits, "--summary-secs", str(SUMMARY_S), launcher=LAUNCHER) as run:
+    frozen = tmp_path / "frozen"
+    more = ("--summary-secs", str(SUMMARY_S))
+    stands, until = str(STANDS_AT), str(frozen)
+    with launched(
+        tmp_path / "logdir", settings, *digits, *more, launcher=LAUNCHER, STANDS_AT=stands, STANDS_UNTIL=until
+    ) as run:
         run.wait_event("checkpoint_durable")
         for role in ("checkpoint", "summary"):
             run.kill(role, signal.SIGSTOP)
-        run.wait_step(STEPS - 100)  # only the end waits for them
         assert read_status(find_run(str(run.logdir)))["running"]
+        frozen.touch()
+        run.wait_step(STEPS - 100)  # only the end waits for them
         assert run.wait_end() == 0
     assert len(run.events("spawned", "trainer")) == 1
     for role in ("checkpoint", "summary"):
@@ -79,9 +86,11 @@ def test_row_10_a_service_with_a_wedged_loop_is_replaced_and_its_frame_is_named(
         run.wait_for("serving", lambda: serving(run))
 
         # A service stopped when the run is to end is woken for that.
+        run.process.send_signal(signal.SIGSTOP)  # it does not find them before that
         for role in ("checkpoint", "summary"):
             run.kill(role, signal.SIGSTOP)
-        run.process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            run.process.send_signal(number)
         assert run.wait_end() in NOT_SAVED
     (cause, evidence), last = ended(run, "checkpoint")
     assert (cause, last[0]) == ("hang", "completed")

@@ -45,11 +45,11 @@ def _wait_saved_again(run: Launched, said_before: str) -> None:
 def test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_while_training_goes_on(
     tmp_path: Path,
 ) -> None:
-    logdir, away = tmp_path / "logdir", tmp_path / "away"
+    logdir, away, seen = tmp_path / "logdir", tmp_path / "away", tmp_path / "seen"
     (tmp_path / "train.py").write_text(PROGRAM)
     args = (str(tmp_path / "train.py"), "0.5")
-    full = "checkpoint.before_rename=4*enospc"
-    options = ("--standby", "off", "--grace", "10s")
+    full = f"checkpoint.before_rename=4*enospc->1*await({seen})"
+    options = ("--standby", "off", "--grace", "60s")
     with launched(logdir, *options, *args, within=ORDINARY_RIGHTS, PROCSV_FAILPOINTS=full) as run:
         (failed,) = run.wait_event("checkpoint_failed")
         shown = run.wait_for("the error in status", lambda: (s := run.status())["save_error"] and s)
@@ -57,6 +57,7 @@ def test_a_full_lost_or_read_only_logdir_is_reported_once_and_shown_in_status_wh
         assert shown["save_error"] == failed["error"]
         assert shown["next_save_in"] >= 0.0
         assert shown["state"] in ("compiling", "running"), "the first state is saved before the first step has ended"
+        seen.touch()
         run.wait_event("checkpoint_durable")
         run.wait_for("no more error", lambda: run.status()["save_error"] is None)
         assert run.status()["next_save_in"] is None
@@ -104,7 +105,7 @@ def test_a_run_that_ends_on_a_full_disk_names_its_step_in_memory_and_the_same_co
         step = run.status()["step"]
         last = run.said().rstrip().splitlines()[-1]
     assert f"step {step} is only in " in last
-    with launched(logdir, "--grace", "10s", *args) as run:
+    with launched(logdir, "--grace", "60s", *args) as run:
         assert run.wait_event("recovered", 2)[-1]["step"] == step
         run.process.terminate()
         assert run.wait_end() == 75

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from procsv.base.run.paths import find_paths
+from tests.support import standing
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, python
 from tests.support.numpy_training import digest_after
 from tests.support.sudden_end import find_living
@@ -28,6 +29,7 @@ tf1 = tf.compat.v1
 DIGITS = "procsv.examples.digits"
 STEPS = 1000
 ARRAYS = ("tests.support.numpy_training", str(STEPS), "0.01")
+STANDS_AT = "900"  # a launch that is not to come to its end
 TRAINER_KILLS, SERVICE_KILLS = 3, 10
 SEED = 20
 
@@ -215,7 +217,7 @@ def _arrays_end_undisturbed(run: Launched) -> None:
 
 @pytest.mark.long
 def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(tmp_path: Path) -> None:
-    with launched(tmp_path / "logdir", *ARRAYS) as run:
+    with launched(tmp_path / "logdir", *ARRAYS, STANDS_AT=STANDS_AT) as run:
         run.wait_event("recovered")
         pids = [e["pid"] for e in run.events("spawned")]
         run.kill("watchdog")
@@ -231,7 +233,7 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(tmp_path: 
 
 @pytest.mark.long
 def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bit(tmp_path: Path) -> None:
-    with launched(tmp_path / "logdir", *ARRAYS) as run:
+    with launched(tmp_path / "logdir", *ARRAYS, STANDS_AT=STANDS_AT) as run:
         run.wait_event("checkpoint_durable")
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
         roles = ("watchdog", "checkpoint", "summary")
@@ -257,8 +259,8 @@ def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bi
 def test_a_stopped_run_exits_75_and_the_same_command_resumes_without_losing_a_step(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:
-    command = (DIGITS, "--steps", "3000", "--step-ms", "4")
-    with launched(tmp_path / "digits", *command) as run:
+    command = (standing.PROGRAM, "digits", "--steps", "3000", "--step-ms", "4")
+    with launched(tmp_path / "digits", *command, STANDS_AT=STANDS_AT) as run:
         run.wait_event("recovered")
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
