@@ -119,7 +119,7 @@ def test_row_53_a_dead_runs_frozen_trainer_is_killed_once_its_time_is_over(
     env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
     with abandoned(tmp_path, {}) as old, launched(tmp_path, IDLE, grace_s=0.5, env=env) as run:
         run.begun(2)
-        assert f": processes {old}" in run.said()
+        assert f": {old}\n" in run.said()
         assert not is_alive(old)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() in NOT_SAVED
