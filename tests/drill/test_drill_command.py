@@ -57,7 +57,7 @@ def test_a_training_ends_bit_identical_after_twenty_mixed_faults(tmp_path: Path)
     config.write_text(QUICK)
     files = ("--plan", str(plan), "--config", str(config), "--logdir", str(tmp_path / "drill"))
     options = (*files, "--snapshot-secs", "0.5", "--json")
-    done = procsv("drill", *options, *ARRAYS, timeout_s=500)
+    done = procsv("drill", *options, *ARRAYS, timeout_s=500, STANDS_AT="1350", STANDS_FOR_FAULTS=str(HAPPENED))
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
     assert said["held"]
