@@ -173,7 +173,7 @@ def test_all_launches_learn_who_is_missing(tmp_path: Path) -> None:
         run.launch("chief", "--coordinator-timeout", "10")
         assert run.codes() == {"ps.0": 75, "chief": 75}
         for launch in run.launches.values():
-            assert "worker.0 within 10.0 s" in launch.said()
+            assert "worker.0 within 10" in launch.said()
 
 
 @pytest.mark.long
