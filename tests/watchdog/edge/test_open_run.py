@@ -212,7 +212,7 @@ def test_what_never_ends_is_refused_by_name(paths: RunPaths) -> None:
     def wait(seconds: float) -> None:
         clock.advance(1.0)
 
-    with pytest.raises(UserError, match=rf"still alive: trainer \(process {os.getpid()}\)") as caught:
+    with pytest.raises(UserError, match=rf"still run: trainer \(process {os.getpid()}\)") as caught:
         open_it(paths, wait, clock)
 
     assert caught.value.exit_code == 73
