@@ -53,14 +53,15 @@ def test_a_killed_loop_ends_with_the_bits_of_an_undisturbed_one(strategy: str, k
 
 
 def test_a_loop_resumes_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
-    with launched(tmp_path / "alone", PROGRAM, "mirrored", "float", "200") as run:
+    program = (PROGRAM, "mirrored", "float", str(STEPS))
+    with launched(tmp_path / "alone", *program) as run:
         run.assert_completed()
         wanted = digest(run)
-    with launched(tmp_path / "run", *QUICK, PROGRAM, "mirrored", "float", "200") as run:
+    with launched(tmp_path / "run", *QUICK, *program, STANDS_AT="50") as run:
         run.wait_step(30)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE
-    with launched(tmp_path / "run", *QUICK, PROGRAM, "mirrored", "float", "200") as run:
+    with launched(tmp_path / "run", *QUICK, *program) as run:
         run.assert_completed()
         assert run.events("recovered")[-1]["source"] == "checkpoint"
         assert digest(run) == wanted

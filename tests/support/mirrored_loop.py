@@ -4,7 +4,7 @@
 The model has everything that may differ between replicas: normalization statistics, a metric,
 dropout's seeds, variables that are synchronized on read, and one that each replica updates for
 itself. It prints `step N` after each step, and at the end a digest of all variables on all
-replicas.
+replicas. It stands where the environment says (standing.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
+from tests.support.standing import stand_at
 
 BATCH, SAMPLES = 16, 320
 STRATEGIES = {
@@ -139,6 +140,7 @@ def main(strategy: str, kind: str, steps: str) -> None:
             print("step", int(training.steps_made.numpy()), flush=True)
             manager.step()
             time.sleep(0.01)
+            stand_at(int(training.steps_made.numpy()))
     print("digest", training.digest(), flush=True)
 
 
