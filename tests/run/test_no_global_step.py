@@ -15,6 +15,7 @@ CALLS = 400
 TRAIN = f"""
 import time
 import tensorflow as tf
+from tests.support.standing import stand_at
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 total = tf1.get_variable("total", [], tf.int32, initializer=tf1.zeros_initializer())
@@ -24,6 +25,7 @@ with sv.managed_session() as session:
     print("goes on from", session.run(total), flush=True)
     while not sv.should_stop() and (now := session.run(train)) < {CALLS}:
         time.sleep(0.01)
+        stand_at(now)
 print("ended with", now, flush=True)
 """
 
@@ -54,7 +56,7 @@ def test_a_program_without_a_global_step_survives_more_kills_than_may_pass_witho
 
 
 def test_a_program_without_a_global_step_reports_after_a_stop_that_it_resumes(tmp_path: Path, program: str) -> None:
-    with launched(tmp_path / "logdir", "--drop-in", program) as run:
+    with launched(tmp_path / "logdir", "--drop-in", program, STANDS_AT="100") as run:
         run.wait_step(50)
         run.kill("watchdog", signal.SIGINT)
         assert run.wait_end() == 75
