@@ -58,11 +58,15 @@ def test_a_run_with_bytes_that_are_not_utf_8_saves_resumes_from_memory_is_found_
 
 FIT = """
 import keras, numpy as np, time
+from tests.support.standing import stand_at
 keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
 model.compile("adam", "mse")
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-slowly = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.01))
+def pause(batch, logs):
+    time.sleep(0.01)
+    stand_at(int(model.optimizer.iterations))
+slowly = keras.callbacks.LambdaCallback(on_train_batch_end=pause)
 model.fit(x, x[:, :1], batch_size=4, epochs=30, verbose=0, callbacks=[slowly])
 print("ended", int(model.optimizer.iterations), flush=True)
 """
@@ -72,7 +76,7 @@ print("ended", int(model.optimizer.iterations), flush=True)
 def test_a_fit_in_such_a_directory_resumes_from_what_is_on_disk(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FIT)
     logdir = tmp_path / f"run-{LATIN}"
-    with launched(logdir, "--drop-in", "train.py", cwd=tmp_path) as run:
+    with launched(logdir, "--drop-in", "train.py", cwd=tmp_path, STANDS_AT="100") as run:
         run.wait_step(20)
         assert procsv("stop", str(logdir)).returncode == 0
         saved = run.events("checkpoint_durable")[-1]["step"]
