@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.long]
 PROGRAM = str(Path(keras_stopped.__file__))
 
 
-@pytest.mark.parametrize(("at", "batches"), [("batch", 13), ("epoch", 20)])
+@pytest.mark.parametrize(("at", "batches"), [("batch", keras_stopped.STOPPED_AT), ("epoch", 20)])
 def test_a_program_that_stops_its_fit_at_sigterm_trains_on_at_the_next_launch(
     tmp_path: Path, at: str, batches: int
 ) -> None:

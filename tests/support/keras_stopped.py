@@ -1,4 +1,7 @@
-"""Stop a fit from the program's own SIGTERM handler, at a batch or at the end of an epoch. WAITS slows it down."""
+"""Stop a fit from the program's own SIGTERM handler, at a batch or at the end of an epoch.
+
+With WAITS in the environment the fit waits there for the signal.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,27 @@ from typing import Any
 import keras
 import numpy as np
 
-EPOCHS = 4
+EPOCHS, STOPPED_AT = 4, 13  # in the second of them
 
 
 def main(at: str, waits: bool) -> None:
-    asked = list[int]()
+    asked, made = list[int](), list[int]()
+
+    def wait_asked() -> None:
+        while waits and not asked:
+            time.sleep(0.01)
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             print("a batch", flush=True)
-            time.sleep(0.05 * waits)
+            made.append(batch)
+            if at == "batch" and len(made) == STOPPED_AT:
+                wait_asked()
             self.model.stop_training |= bool(asked) and at == "batch"
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            deadline_s = time.monotonic() + 60
-            while at == "epoch" and epoch == 1 and waits and not asked and time.monotonic() < deadline_s:
-                time.sleep(0.01)  # until the test sends its signal
+            if at == "epoch" and epoch == 1:
+                wait_asked()
             self.model.stop_training |= bool(asked) and at == "epoch"
 
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
