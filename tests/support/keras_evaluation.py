@@ -1,6 +1,7 @@
 """Fit with long evaluations that shuffle: `keras_evaluation.py [--test-ms MS]`.
 
-It prints `evaluating` during an evaluation and a digest at the end.
+It prints a digest at the end. With STANDS in the environment it prints `evaluating` late in its
+second evaluation, and waits there until the run is asked to stop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import threading
 from typing import Any
 
@@ -16,23 +18,27 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
+from tests.support.standing import stand
 
-TEST_BATCHES, ANNOUNCED_AT = 80, 8
+TEST_BATCHES, STANDS_AT = 80, 140
 
 
 class Slow(keras.callbacks.Callback):
-    """Slows down the batches of an evaluation, and prints when one is under way."""
+    """Slows down the batches of an evaluation."""
 
-    pause_s = 0.0  # on the class: an attribute of the object would be part of the fit
+    pause_s, batches = 0.0, 0  # on the class: an attribute of the object would be part of the fit
 
     def __init__(self) -> None:
         super().__init__()
         self._pause = threading.Event()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == ANNOUNCED_AT:
-            print("evaluating", flush=True)
         self._pause.wait(self.pause_s)
+        Slow.batches += 1
+        if "STANDS" in os.environ and Slow.batches == STANDS_AT:
+            procsv.extend(600)
+            print("evaluating", flush=True)
+            stand()
 
 
 def main() -> None:
