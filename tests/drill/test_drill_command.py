@@ -129,8 +129,9 @@ def test_a_program_that_keeps_state_elsewhere_fails(tmp_path: Path) -> None:
 
 
 DELETES = """
-import sys
+import os, sys
 import tensorflow as tf
+from tests.support.standing import stand
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 if tf.io.gfile.exists(sys.argv[1]):
@@ -140,9 +141,11 @@ step = tf1.train.get_or_create_global_step()
 train = tf1.assign_add(step, 1)
 sv = tf1.train.Supervisor(logdir=sys.argv[1], summary_op=None)
 with sv.managed_session() as sess:
-    while not sv.should_stop() and sess.run(step) < 150:  # the watchdog looks at the step twice a second
+    while not sv.should_stop() and sess.run(step) < 150:
         sess.run(train)
         sv.coord.wait_for_stop(0.02)
+        if sess.run(step) == 100 and "drilled" in sys.argv[1] and os.environ["PROCSV_INCARNATION"] == "1":
+            stand()
 """
 
 
