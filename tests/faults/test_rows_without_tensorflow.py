@@ -79,16 +79,22 @@ def wait_printed(run: Launched, words: str, incarnation: int = 1) -> None:
     run.wait_for("its start", lambda: any(entry["incarnation"] == incarnation for entry in trainers(run, "spawned")))
 
 
+# It crashes once the watchdog knows of its first step: before that, nobody can say that it had a session.
 CRASHES = """
-import ctypes, os, signal
+import ctypes, json, os, signal, time
 
 def reads_nowhere(): ctypes.string_at(0)
 def gives_up(): os.abort()
 def loses_its_memory(): os.kill(os.getpid(), signal.SIGBUS)
 
 crashes = [reads_nowhere, gives_up, loses_its_memory]
+
+def is_ready(entry): return (entry["event"], entry["incarnation"]) == ("ready", incarnation)
+
 if incarnation <= len(crashes):
-    train()
+    journal = train().connection.paths.journal
+    while not any(map(is_ready, map(json.loads, journal.read_text().splitlines()))):
+        time.sleep(0.01)
     print("the last words", incarnation, flush=True)
     crashes[incarnation - 1]()
 """

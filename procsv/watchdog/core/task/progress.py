@@ -125,7 +125,8 @@ class TaskProgress:
         self.is_kept_elsewhere = first.source in ("chief", "alive")
         if first.source == "checkpoint":
             self.durable_step, self._has_begun_anew = first.restored_step, False
-        self.resumed_step = first.restored_step
+        # A fresh start has restored nothing that could be to blame for a crash.
+        self.resumed_step = NO_STEP if first.source == "fresh" else first.restored_step
         if self.began_step == NO_STEP or first.source == "fresh":
             self.began_step = first.restored_step
         self.steps_total = self.steps_total if first.steps_total < 0 else first.steps_total

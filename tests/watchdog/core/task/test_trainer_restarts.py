@@ -100,10 +100,18 @@ def test_a_failure_whose_state_turned_out_to_be_progress_restarts_at_once() -> N
 
 
 def test_going_back_to_an_older_state_is_bad_news_and_not_a_clean_end() -> None:
-    played = Played(launch=LaunchSettings(suspect_crashes=1))
+    played = Played(trains=False, launch=LaunchSettings(suspect_crashes=1))
+    played.tell(Ticked({TRAINER: beat(Phase.STEP, 7)}))
+    played.hear(FirstStepDone(0, "checkpoint", "x", 1, 100.0))
     out = played.end(TRAINER, Exit(None, signal.SIGSEGV))
     assert (Naming("from step 0: "), True) in said(out)
     assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
+
+
+def test_a_crash_after_a_fresh_start_makes_no_state_suspect() -> None:
+    out = Played(launch=LaunchSettings(suspect_crashes=1)).end(TRAINER, Exit(None, signal.SIGSEGV))
+    assert not journaled(out, "state_suspected")
+    assert said(out)[-1] == (Naming("from the beginning"), False)
 
 
 def test_a_death_is_reported_at_no_earlier_step_than_the_snapshot_it_left() -> None:
