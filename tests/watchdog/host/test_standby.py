@@ -76,7 +76,7 @@ def test_without_memory_it_is_checked_again_after_a_minute_and_reported_once_eac
     standby = Standby("warm", [])
     standby.loaded(0.0)
     standby.check_deadlines(1000.0, ROOM - 1)
-    short = Say(Naming("no standby", " 1024.0 MiB ", " 512.0 MiB"))
+    short = Say(Naming("no standby", " 1.0 GiB ", " 1024.0 MiB "))
     assert (standby.out, standby.number) == ([short], 0)
     assert standby.next_due_s() == 1060.0
     standby.check_deadlines(1059.9, ROOM)
