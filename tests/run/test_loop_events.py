@@ -14,11 +14,14 @@ from tests.support.launched import Launched, launched
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS = 120
+KILLS = (40, 80)  # the steps that have been made then; an attempt stands a little later until it is killed
 PROGRAM = f"""
-import sys, time
+import os, sys, time
 import tensorflow as tf
+from tests.support.standing import stand
 
 WAY, LOGDIR = sys.argv[1], sys.argv[2]
+stands_at = dict(enumerate({KILLS}, 1)).get(int(os.environ["PROCSV_INCARNATION"]), {STEPS}) + 20
 step = tf.Variable(0, dtype=tf.int64)
 state = tf.train.Checkpoint(step=step)
 if WAY == "early":
@@ -55,6 +58,8 @@ while step < {STEPS}:
         manager.save()
     if int(step) % 10 == 0:
         print("step", int(step), flush=True)
+    if step >= stands_at:
+        stand()
 """
 
 
@@ -85,7 +90,7 @@ def test_a_loop_that_was_killed_twice_has_each_point_in_its_event_files_once(way
     options = ("--drop-in",) if way == "unchanged" else ("--snapshot-secs", "0.3")
     program = (str(tmp_path / "train.py"), way, str(logdir))
     with launched(logdir, *options, "--backoff", "0.1s..1s", *program) as run:
-        for count, step in ((1, 40), (2, 80)):
+        for count, step in enumerate(KILLS, 1):
             wait_step(run, step)
             run.kill("trainer")
             run.wait_event("restarting", count)
