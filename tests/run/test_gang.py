@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_row_13_out_of_memory import a_small_cgroup
+from tests.support import standing
 from tests.support.launched import Launched, launched, procsv
 from tests.support.numpy_training import digest_after
 from tests.support.small_places import in_cgroup
@@ -206,10 +207,12 @@ def test_row_60_a_gang_restarts_after_the_death_of_its_chief_an_exception_and_ru
 
 @pytest.mark.long
 def test_the_replicas_example_ends_with_the_same_digest_after_a_kill(tmp_path: Path) -> None:
-    program = ("procsv.examples.keras_replicas", "--steps", "120")
-    with launched(tmp_path / "run", *OPTIONS, *program, "--step-ms", "40", standby=None) as run:
+    program = (standing.PROGRAM, "keras_replicas", "--steps", "120")
+    killed = tmp_path / "killed"
+    with launched(tmp_path / "run", *OPTIONS, *program, standby=None, STANDS_AT="60", STANDS_UNTIL=str(killed)) as run:
         run.wait_event("gang_formed", 1)
         run.kill("worker.1")
+        killed.touch()
         run.assert_completed()
         assert [entry["generation"] for entry in run.events("gang_formed")] == [1, 2]
     with launched(tmp_path / "alone", *OPTIONS, *program, standby=None) as alone:
