@@ -20,6 +20,7 @@ import hashlib, json, os, pathlib, sys, time
 import keras
 import numpy as np
 import tensorflow as tf
+from tests.support.standing import stand
 
 WAY, DIRECTORY, WAIT_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
 keras.utils.set_random_seed(7)
@@ -47,8 +48,8 @@ class Another(keras.callbacks.Callback):
 
 def wait(step):
     time.sleep(WAIT_S)
-    while WAIT_S and step == 120 and not os.path.exists(os.environ["OPEN"]):  # not over before the test has killed it
-        time.sleep(WAIT_S)
+    if WAIT_S and step >= 120:  # not over before the test has killed or stopped it
+        stand(lambda: os.path.exists(os.environ["OPEN"]))
 
 
 class Slow(keras.callbacks.Callback):
@@ -168,7 +169,6 @@ def test_a_loop_with_a_checkpoint_manager_resumes_from_its_newest_save_and_ends_
         wait_said(run, r"begins at [^0]")
         wait_said(run, r"saved .*ckpt-8")
         run.kill("watchdog", signal.SIGTERM)  # a preemption: it ends with its next save
-        gate.touch()
         assert run.wait_end() == exit_codes.RESUMABLE
         stopped = run.events("checkpoint_durable")[-1]
         assert stopped["reason"] in ("preempt", "manual")
@@ -219,8 +219,9 @@ def test_tf_keras_and_its_own_managers_are_left_alone_with_one_message(tmp_path:
 
 
 LOOP = """
-import sys, time
+import os, sys, time
 import tensorflow as tf
+from tests.support.standing import stand
 
 WAY, DIRECTORY = sys.argv[1], sys.argv[2]
 step = tf.Variable(0, dtype=tf.int64)
@@ -238,6 +239,8 @@ while int(step) < 60:
     if int(step) % 5 == 0:
         latest.save(checkpoint_number=int(step))
         print("saved", int(step), flush=True)
+    if int(step) == 40 and int(os.environ["PROCSV_INCARNATION"]) <= int(os.environ["KILLS"]):
+        stand()
 """
 
 
@@ -253,7 +256,7 @@ def test_the_manager_that_the_program_resumes_from_is_supervised_and_its_saves_a
     loop: Path, tmp_path: Path
 ) -> None:
     logdir = tmp_path / "run"
-    with launched(logdir, *QUICK, str(loop), "restores", str(logdir / "models")) as run:
+    with launched(logdir, *QUICK, str(loop), "restores", str(logdir / "models"), KILLS="1") as run:
         wait_said(run, "saved 20")
         run.kill("trainer")
         run.assert_completed()
@@ -271,7 +274,7 @@ def test_the_manager_that_the_program_resumes_from_is_supervised_and_its_saves_a
 @pytest.mark.long
 def test_a_program_that_saves_but_never_restores_is_warned_that_it_starts_over(loop: Path, tmp_path: Path) -> None:
     logdir = tmp_path / "run"
-    with launched(logdir, *QUICK, str(loop), "forgets", str(logdir / "models")) as run:
+    with launched(logdir, *QUICK, str(loop), "forgets", str(logdir / "models"), KILLS="2") as run:
         wait_said(run, "saved 20")
         run.kill("trainer")
         wait_said(run, r"(?s)begins at 0.*begins at 0.*saved 20")
