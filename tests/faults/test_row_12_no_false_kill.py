@@ -226,8 +226,8 @@ LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1, grace_s=
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ("thread", "its threads feeder did not: "),
-        ("pool", "its threads feeders_0 did not: "),
+        ("thread", "its thread feeder "),
+        ("pool", "its thread feeders_0 "),
         # These keep the main thread in its exit functions, where procsv has already left the run.
         ("child", "SIGKILL hit its process: "),
         ("exit-handler", "SIGKILL hit its process: "),
@@ -292,4 +292,4 @@ def test_row_12_a_start_with_nothing_left_to_train_is_complete_when_its_main_ret
         run.kill("trainer")
         assert run.wait_end() == 0
     assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["killed", "completed"]
-    assert "its threads feeder did not: " in run.said()
+    assert "its thread feeder " in run.said()

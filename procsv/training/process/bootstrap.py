@@ -251,7 +251,8 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
     """
     main = threading.main_thread()
     names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
-    what = f"its threads {', '.join(names)} still run" if names else "its process still runs"
+    what = f"its thread {names[0]} still runs" if names else "its process still runs"
+    what = f"its threads {', '.join(names)} still run" if len(names) > 1 else what
     print(
         f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}",
         file=sys.stderr,
