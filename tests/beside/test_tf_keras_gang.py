@@ -12,11 +12,12 @@ from tests.support.launched import launched
 pytestmark = pytest.mark.long
 
 PROGRAM = """
-import hashlib, sys, time
+import hashlib, os, sys, time
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
+task, attempt, is_killed = os.environ["PROCSV_TASK"], os.environ["PROCSV_INCARNATION"], "killed" in sys.argv[1]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 tf_keras.utils.set_random_seed(1)
 x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
@@ -32,9 +33,12 @@ data = tf.data.Dataset.from_tensor_slices((x, y)).batch(32).with_options(options
 
 class Say(tf_keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
         print("epoch", epoch, "after", int(self.model.optimizer.iterations.numpy()), flush=True)
 
     def on_train_batch_end(self, batch, logs=None):
+        while self.epoch == 3 and task == "worker.1" and attempt == "1" and is_killed:
+            time.sleep(0.05)
         time.sleep(0.05)
 
 
