@@ -1,7 +1,7 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-Each message is numbered per connection (`seq`; 0: not reliable), and may name the number that it
-answers or acknowledges (`re`).  A *reliable* message stays in its sender's outbox, and is sent again
+Each message is numbered per connection (`seq`; 0: not reliable), and may name the number of the
+message that it answers or acknowledges (`re`).  A *reliable* message stays in its sender's outbox, and is sent again
 on reconnection or after RESEND_S, until the receiver acknowledges it or answers.  The receiver's
 inbox drops what it has seen.  Sends never block.
 
@@ -149,8 +149,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # The asker has our answer.  An acknowledgement of its question before that would let it stop asking
-            # although the answer was lost.
+            # The asker now has our answer.  Had we acknowledged its question before, it would have stopped asking even if
+            # the answer was lost.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -164,7 +164,7 @@ class Endpoint(ABC):
         )
 
     def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
-        """Returns how a message breaks its contract; "" if it does not.  `question`: the open one that it answers."""
+        """Returns how a message breaks its contract; "" if it does not.  `question`: our open message that it answers."""
         body = message.body
         name, contract, is_answer = type(body).__name__, body.contract, not isinstance(body, Ack)
         if not contract.may_be_sent_by(message.task):
@@ -289,8 +289,8 @@ class ServerEndpoint(Endpoint):
     def _forget_superseded(self) -> None:
         """Drops lost connections of tasks that have sent a message on a later one.
 
-        Two launches may ask for one task, and the first may come back.  Then its queues resume where
-        they stopped.
+        Two launches may ask for the same task, and the first may reconnect; its queues then continue
+        where they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -374,9 +374,10 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def resend_due(self) -> bool:
-        """Sends due messages again, or returns True after a new connection: then send Hello and plans first.
+        """Sends due messages again.
 
-        After True, call again at once (`wants_tick` sees to it): the second call resends what was not
+        After a new connection it sends nothing and returns True: the caller must first send Hello and
+        its plans. After that, call again at once (`wants_tick` sees to it): the second call resends what was not
         acknowledged on the earlier connection.
         """
         made = self._new_connections()

@@ -1,6 +1,7 @@
 """Digest a Python value by its contents, so that two processes can compare values.
 
-fit_identity.py uses this to decide whether a fit is one that has ended: it digests the arrays, the
+fit_identity.py uses this to decide whether a call of `fit` had already ended before a restart: it
+digests the arrays, the
 dataset object and the functions of the fit. Plain values, containers and arrays count by content.
 Functions count by code, closure, defaults and the globals that they name. Generators count by their
 position and variables, and other objects by class and attributes.
@@ -68,7 +69,7 @@ class ContentDigest:
             self._add_content(value)
 
     def _is_first(self, value: Any) -> bool:
-        """Return whether to walk `value`. A second meeting is added as a reference to the first."""
+        """Return whether to walk `value`. A repeated occurrence is added as a reference to the first."""
         before = self._seen.get(id(value))
         if before is not None:
             self.add_text(f"again {before}")
@@ -163,7 +164,7 @@ class ContentDigest:
                 self.add_value(known[name])
 
     def _add_generator(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
-        """Add where a generator stands, and everything that it continues with."""
+        """Add a generator's position, and everything that its continuation depends on."""
         self._add_code(generator.gi_code)
         frame = generator.gi_frame
         if frame is None:  # the generator is exhausted
@@ -180,7 +181,7 @@ class ContentDigest:
             self.add_text(name)
 
     def _add_beside_items(self, value: Any) -> None:
-        """Add the attributes of a container, which a class of the program's own may have beside its items."""
+        """Add the attributes that a container of one of the program's own classes may have beside its items."""
         if not type(value).__module__.startswith(_LIBRARIES):
             for name, item in getattr(value, "__dict__", {}).items():
                 self.add_text(name)
@@ -210,9 +211,10 @@ def _names_of(code: types.CodeType) -> list[str]:
 
 
 def _hides_content(kind: type, slots: int) -> bool:
-    """Return whether instances have room for more than their attributes, as those of a class in C do.
+    """Return whether instances have room for more than their attributes, as those of a class written in C do.
 
-    From Python 3.12 on, flags no longer tell: files, for example, are made like classes of Python.
+    From Python 3.12 on, type flags no longer show this: file classes, for example, are created like
+    classes written in Python.
     """
     attributes = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return kind.__itemsize__ != 0 or kind.__basicsize__ > object.__basicsize__ + attributes * _POINTER_BYTES

@@ -128,7 +128,7 @@ class TrainingRun:
             backend = SlotBackend(pool=pool, source=source, target=start.target, never=restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
-            # Only here: a restored session reaches its first step sooner and reserves after it.
+            # Only for a fresh state: a restored session reserves after its first step, to reach that step sooner.
             self.snapshots.reserve_early()
         self.snapshots.start_worker()
 
@@ -149,7 +149,7 @@ class TrainingRun:
 
     # -- at the boundary ---------------------------------------------------------------------------
     def _visit(self) -> None:
-        """Do what is due, on the training thread (or for it), with the lock held.
+        """Do what is due with the lock held, on the training thread or on a thread that acts for it.
 
         `due` is cleared first, so a thread that sets it during the visit causes another visit.
         """

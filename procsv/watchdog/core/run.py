@@ -8,13 +8,13 @@ end/ for the end of the run. What is left here concerns processes and the order 
 Each part returns the actions that it wants, in order, and shares no list with others. This is the
 one place that joins those of different parts, and event_loop.py carries them out in this order:
 
-    1  what the event leads to. If it is the end of a gang's first member, the others' kills come
-       before all that there is to tell of that end: they are about to end by errors of their own.
+    1  what the event leads to. If a task is the first of its gang to end, the kills of the others
+       come before everything that is reported about it: they are about to fail by themselves.
        At a tick: the tasks one by one (heartbeat, room on the disk, hang), tasks that wait in vain,
        the services' hangs, and the deadlines of the tasks
-    2  for the service that keeps the chief's state: the chief's death
-    3  for the tasks: the requests to end of those whose turn it is, then the end of all starts
-    4  for the services, if no task is left: the requests to finish, or kills; at last Quit
+    2  tell the service that keeps the chief's state that the chief has died
+    3  if the run ends: ask the tasks to end whose turn it is, then drop starts under way
+    4  if the run ends and no task is left: ask the services to finish, or kill them; finally Quit
     5  the starts of services that are due, because one may have died in 1
 """
 
@@ -77,7 +77,7 @@ class Core:
 
     @property
     def restarts_elsewhere(self) -> bool:
-        """Whether the run ends to begin again at once on the remaining machines."""
+        """Whether the run ends only to begin again at once on the remaining machines."""
         return self._ending.restarts_elsewhere
 
     @property
@@ -207,7 +207,9 @@ class Core:
     def _task_ended(
         self, task: TrainerSupervisor, event: events.Ended, now_s: float, told: Sequence[Action] = ()
     ) -> list[Action]:
-        """`told`: what else there is to tell of this end, before anything else."""
+        """`told`: actions that report this end already. They come first, except for the kills of a
+        broken gang.
+        """
         wanted = list(told)
         if event.incarnation != task.incarnation:
             return wanted
@@ -221,7 +223,7 @@ class Core:
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
             # The others need it again.
             wanted += task.leave_gang("another of its gang had ended first", now_s)
-        if self.is_ending and not task.ends_run:  # its turn to be asked had not come, but nothing is restarted
+        if self.is_ending and not task.ends_run:  # it ended before it was asked to, and is not restarted
             wanted += task.stop(False, "the run ends", now_s)
         end = task.record.end
         if self.is_ending or end is None or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN:
@@ -263,8 +265,8 @@ class Core:
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]
         name, default = Signals(number).name, default_of(number)
         is_harmless = number in PASSED_ON and default is Default.GO_ON and not self.settings.observes
-        # A handler may be newer than the heartbeat. A program without one survives a harmless signal once it has
-        # written a heartbeat, so it is sent there too.
+        # The program may have installed a handler since its last heartbeat. From its first heartbeat on, a harmless
+        # signal does not kill a program without a handler, so send it to that program, too.
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
         wanted: list[Action] = [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:

@@ -5,11 +5,11 @@ slots or messages.
 
 A *staging area* is a directory on the checkpoint's own filesystem. In it,
 `staging/<sequence>.<run>/` holds a checkpoint in the making, and `replaced/<sequence>.<run>/` holds
-links to the files of the same name that it replaces. A staging directory with `intent.json` is
+links to the files of the older checkpoint of that name, which it replaces. A staging directory with `intent.json` is
 complete and on disk: if a kill interrupts the commit, the next process finishes it. A directory
 without one is swept. Either way the directory disappears. A commit moves files only out of its
-directory or into it, so a process that has lost the logdir can no longer change a checkpoint
-(base/system/fenced_rename.py).
+directory or into it, and a takeover of the logdir removes that directory first. So a process that
+has lost the logdir can no longer change a checkpoint (base/system/fenced_rename.py).
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class StagingArea:
             fence.take_away(stale)  # a file of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
-        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the previous one. No power
-        # failure leaves it listed without its files: their names are synced with the manifest in the same directory.
+        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the previous one. A power
+        # failure cannot leave it listed without its files: syncing the directory for the manifest syncs their names.
         failpoint("checkpoint.before_manifest")
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
@@ -263,8 +263,8 @@ class StagingArea:
                 disk.fsync_path(target)  # where the filesystem has no links it is a copy
         fence.flush_removals()
         disk.fsync_path(intent.directory)
-        # Killed before this: the next start undoes the commit again, since everything set aside is still there. But if
-        # no file had been placed, all are still staged, and the next start carries the commit out.
+        # Killed before this: files are missing, so the next start undoes the commit again; everything set aside is
+        # still there. But if no file had been placed, all are still staged, and the next start carries the commit out.
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
