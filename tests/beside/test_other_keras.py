@@ -12,7 +12,7 @@ from tests.support.launched import Launched, launched
 pytestmark = pytest.mark.long
 
 PROGRAM = """
-import sys, threading
+import os, sys, threading
 import numpy as np
 import tensorflow as tf
 if "jax" in sys.argv:
@@ -28,10 +28,11 @@ pause = threading.Event()
 
 class Say(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
         print("epoch", epoch, "after", int(self.model.optimizer.iterations), flush=True)
 
     def on_train_batch_end(self, batch, logs=None):
-        pause.wait(0.02)
+        pause.wait(None if self.epoch == 3 and os.environ["PROCSV_INCARNATION"] == "1" else 0.02)  # it is killed there
 
 callbacks = [Say()]
 if "backup" in sys.argv:
