@@ -2,15 +2,14 @@
 KIND…` for plain Keras.
 
 It prints `KIND DIGEST` for each, over all variables and the History. A fit's random numbers and
-data depend on its kind alone. With STANDS_AT in the environment it waits at that batch until the
-run is asked to stop.
+data depend on its kind alone. With STANDS_AT in the environment it waits at that batch, and each
+later one, until the run is asked to stop.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
-from procsv.training.runtime.context import current
+from tests.support.standing import stand_at
 
 BATCH, BATCHES, EPOCHS = 16, 20, 5
 KINDS = (
@@ -107,10 +106,7 @@ class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(0.002)
         Slow.batches += 1
-        if str(Slow.batches) == os.environ.get("STANDS_AT"):
-            runtime = current()
-            while runtime is not None and runtime.stops.reason is None:
-                time.sleep(0.01)
+        stand_at(Slow.batches)
 
 
 class OwnState(keras.callbacks.Callback):
