@@ -279,10 +279,10 @@ def test_the_first_variable_of_a_fit_that_differs_is_named_with_its_owner(tmp_pa
 
 @pytest.mark.long
 def test_several_tasks_are_drilled_and_each_fault_is_reported_with_its_cost(tmp_path: Path) -> None:
-    faults = ("--fault", "kill worker.0 at step 150", "--fault", "kill ps.0 at step 500")
+    faults = ("--fault", "kill worker.0 at step 150", "--fault", "kill ps.0 at step 1500")
     tasks = ("--workers", "1", "--ps", "1", "--rtol", "1e9")  # no two trainings are alike
     options = (*tasks, "--snapshot-secs", "0.2", "--logdir", str(tmp_path / "drill"), "--json")
-    program = ("procsv.examples.replicas", "--steps", "1000", "--step-ms", "10")
+    program = ("procsv.examples.replicas", "--steps", "1800", "--step-ms", "15")  # 20 s between the two
     done = procsv("drill", *options, *faults, *program, timeout_s=500)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)

@@ -146,7 +146,7 @@ def test_row_70_a_coordinator_lost_before_all_have_joined_leaves_everything_to_t
         late = run.launches["worker.0"]
         late.process.send_signal(signal.SIGSTOP)  # it comes too late for the second
         second = run.launch("chief")
-        asks, server = "go on with ps.0", run.launches["ps.0"]
+        asks, server = " with ps.0", run.launches["ps.0"]
         server.wait_for("word of the second", partial(says, server, asks))
         second.wait_for("word of who is missing", partial(says, second, "launches of worker.0"))
         tasks["worker.0"].kill()  # and its task ends by itself meanwhile

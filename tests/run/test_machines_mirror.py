@@ -165,7 +165,7 @@ def test_row_78_a_copy_damaged_in_transit_is_not_used_and_the_checkpoint_is(tmp_
         assert again.events("recovered", "chief")[-1]["source"] == "checkpoint"
         (entry,) = again.events("mirror_not_fetched")
         assert "damaged" in entry["why"]
-        assert f"127.0.0.2 has of step {entry['step']} cannot" in again.said()
+        assert f"step {entry['step']} on 127.0.0.2 cannot" in again.said()
         (tmp_path / "open").touch()
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
