@@ -169,7 +169,7 @@ def test_members_of_a_frozen_coordinator_ignore_it_once_another_has_started_else
         server.send_signal(signal.SIGSTOP)  # the next coordinator waits for it
         run.move("chief", elsewhere)
         chief, worker = run.launch("chief"), run.launches["worker.0"]
-        asked = f", on {elsewhere.address}: it is "
+        asked = f" on {elsewhere.address}: "
         worker.wait_for("word of the next one", partial(says, worker, asked))
 
         here.send_signal(signal.SIGCONT)  # it tells its members that the run is over

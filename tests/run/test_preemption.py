@@ -110,7 +110,7 @@ def test_a_program_that_never_checks_should_stop_gets_a_clear_reason_why_it_ends
     run.wait_step(10)
     run.kill("watchdog", signal.SIGINT)
     assert run.wait_end() == 75
-    assert " still trains 10 s after" in run.said()
+    assert "procsv: 10 s after " in run.said()
     assert run.events("stopped")[0]["step"] == run.events("stopped")[0]["durable_step"]
 
 
