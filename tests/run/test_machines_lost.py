@@ -32,6 +32,7 @@ def test_row_72_when_a_servers_machine_is_lost_a_spare_serves_the_newest_snapsho
     options = ("--spare-nodes", "1", "--peer-timeout", "5", "--snapshot-secs", "0.5", "--grace", "10")
     with machines(tmp_path, tasks, *options, target=REPLICAS, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
+        chief.wait_step(200)
         kept = wait_for_memory(chief, 200)
         hosts[2].send_signal(signal.SIGKILL)
         (lost,) = chief.wait_event("member_lost")
