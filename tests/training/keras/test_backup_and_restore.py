@@ -163,7 +163,7 @@ def test_a_fit_of_another_model_starts_over_and_the_change_is_named(
     model, history = fit(tmp_path / "run", units=9)
     assert history.epoch == [0, 1, 2]
     assert int(np.asarray(model.optimizer.iterations)) == 12
-    assert "(Dense (layer 3) units: 8 then, 9 now): " in capfd.readouterr().err
+    assert "(Dense (layer 3) units: 8 then, 9 now)" in capfd.readouterr().err
 
 
 # -- refusals --------------------------------------------------------------------------------------------------
