@@ -66,7 +66,7 @@ def test_a_fit_that_has_changed_starts_over_and_so_do_the_fits_after_it(tmp_path
         before = run.said()
     with launched(tmp_path / "run", PROGRAM, "--quick", "--epochs", "1") as run:
         assert ending(run) == wanted
-        assert "fit 1 is not the fit that was interrupted: " in run.said()
+        assert "fit 1 is not " in run.said()
         said = run.said().removeprefix(before)
         assert said.count("first fit, a batch") == 10
         assert said.count("second fit, a batch") == 30
