@@ -155,7 +155,7 @@ def test_row_76_a_shared_directory_that_is_stale_for_a_while_costs_no_machine_an
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Return the steps in its event files, each of which must be there once."""
+    """Return the steps in its event files. Each must be there once."""
     found = check_continuity(folder)
     assert not found.problems
     return [Event.FromString(record).step for path in folder.iterdir() for record in read_records(path)[0]]

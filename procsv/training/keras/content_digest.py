@@ -211,7 +211,7 @@ def _names_of(code: types.CodeType) -> list[str]:
 
 
 def _hides_content(kind: type, slots: int) -> bool:
-    """Return whether instances have room for more than their attributes, as those of a class written in C do.
+    """Return whether instances hold more than their attributes, as the instances of C classes do.
 
     From Python 3.12 on, type flags no longer show this: file classes, for example, are created like
     classes written in Python.

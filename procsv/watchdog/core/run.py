@@ -6,7 +6,8 @@ it concerns: trainer.py for the trainer, services.py and service_events.py for t
 end/ for the end of the run. What is left here concerns processes and the order of things.
 
 Each part returns the actions that it wants, in order, and shares no list with others. This is the
-one place that joins those of different parts, and event_loop.py carries them out in this order:
+one place that joins the actions of different parts, and event_loop.py carries them out in this
+order:
 
     1  what the event leads to. If a task is the first of its gang to end, the kills of the others
        come before everything that is reported about it: they are about to fail by themselves.

@@ -153,7 +153,7 @@ class Catalog:
         self._good[path] = names.signature_of(names.all_files(path))
 
     def forget_checkpoints(self, paths: Iterable[str]) -> None:
-        """Forget deleted checkpoints, of which a run of weeks has many."""
+        """Forget deleted checkpoints. A run of weeks has many."""
         for path in paths:
             self._good.pop(path, None)
 

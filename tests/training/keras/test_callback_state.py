@@ -1,4 +1,4 @@
-"""A callback's state is told apart from its configuration, without Keras."""
+"""procsv distinguishes a callback's state from its configuration, without Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a restart, whoever set `model.stop_training` decides again. Other requests to stop are not state."""
+"""After a restart, the callback that set `model.stop_training` decides again. Other stop requests are not state."""
 
 from __future__ import annotations
 
