@@ -1,9 +1,9 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-Each message is numbered per connection (`seq`; 0: not reliable), and may name the number of the
-message that it answers or acknowledges (`re`).  A *reliable* message stays in its sender's outbox, and is sent again
-on reconnection or after RESEND_S, until the receiver acknowledges it or answers.  The receiver's
-inbox drops what it has seen.  Sends never block.
+The sender numbers its reliable messages on each connection (`seq`; any other message has 0).  `re`
+is the number of the message that this one answers or acknowledges.  A *reliable* message stays in
+its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
+acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends never block.
 
 zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
 memory.  One thread owns a channel.  This module never touches a socket.
@@ -33,7 +33,7 @@ GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cann
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A sender: run id, task and incarnation.  The endpoint checks the first; deduplication uses the others."""
+    """A sender.  Run, task and incarnation decide whether its messages are accepted."""
 
     run: str
     task: TaskId
@@ -47,7 +47,7 @@ class Peer(msgspec.Struct):
     inbox: Inbox = msgspec.field(default_factory=Inbox)
     task: TaskId | None = None  # None until its first message
     incarnation: int = 0
-    is_reachable: bool = True  # according to the last send
+    is_reachable: bool = True  # as the last message showed, sent or received
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class Endpoint(ABC):
             self._acknowledge(received.who, received.seq)
 
     def _envelope(self, seq: int, re: int, body: Message, receiver: TaskId | None = None) -> bytes:
-        """Returns the bytes to send.  ProcsvBug if the contract forbids this sender, receiver or reliability."""
+        """Returns the bytes to send.  ProcsvBug if sender, receiver or `seq` break the contract."""
         contract = body.contract
         if not contract.may_be_sent_by(self.me.task) or (
             receiver is not None and not contract.may_be_sent_to(receiver)
@@ -149,8 +149,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # The asker now has our answer.  Had we acknowledged its question before, it would have stopped asking even if
-            # the answer was lost.
+            # This acknowledges our answer to `question`.  Only now may repeats of `question` be acknowledged: had
+            # that happened earlier, the asker would have stopped asking even if our answer was lost.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -190,7 +190,7 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
-        self._parted: dict[bytes, Peer] = {}  # replaced by a later connection of their task; nothing is sent to them
+        self._parted: dict[bytes, Peer] = {}  # lost, and their task has a newer connection; sent nothing until they return
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
         self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
 
@@ -287,10 +287,10 @@ class ServerEndpoint(Endpoint):
             self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        """Drops lost connections of tasks that have sent a message on a later one.
+        """Sets aside lost connections whose task has sent a message on a later one.
 
-        Two launches may ask for the same task, and the first may reconnect; its queues then continue
-        where they stopped.
+        They are not forgotten: if two launches ask for the same task, the first may reconnect, and
+        its queues then continue where they stopped.  Only commands never come back.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -309,9 +309,10 @@ class ServerEndpoint(Endpoint):
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """Ignores all other connections of this task: the process behind `who` has replaced one that is dead.
+        """Ignores all other connections of the task of `who`, a process that replaces a dead one.
 
-        What is still queued, on any of them, was meant for the dead process and is dropped.
+        Messages still queued on any connection of the task, even for `who`, were meant for the dead
+        process and are dropped.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
@@ -376,9 +377,9 @@ class ClientEndpoint(Endpoint):
     def resend_due(self) -> bool:
         """Sends due messages again.
 
-        After a new connection it sends nothing and returns True: the caller must first send Hello and
-        its plans. After that, call again at once (`wants_tick` sees to it): the second call resends what was not
-        acknowledged on the earlier connection.
+        After a new connection it sends nothing and returns True, because the caller must first send
+        Hello and its plans.  It then calls again at once (if messages wait, `wants_tick` keeps the
+        loop from sleeping), and that call resends what was not acknowledged before.
         """
         made = self._new_connections()
         if made:

@@ -1,7 +1,7 @@
 """`procsv status DIR`: show the state of a run, from its watchdog or from its files.
 
-The files are used if no run is active. Called by main.py. It takes no lock, disturbs nothing, and
-answers within a second.
+It reads the files if no run is active or its watchdog does not answer. Called by main.py. It takes
+no lock, disturbs nothing, and answers within a second.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def command(directory: str, as_json: bool) -> None:
 
 
 def read_status(run: RunFile) -> dict[str, Any]:
-    """Return the object that `--json` prints. `running` in it means that a watchdog runs the run
-    now.
+    """Return the object that `--json` prints. Its `running` means that a watchdog is supervising
+    the run now.
     """
     alive = run.is_active
     answer = ask_watchdog(run, StatusRequest()) if alive else None
@@ -77,10 +77,9 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 
 def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
-    """Add what run.json lacks or holds only in an older version, where a live watchdog does not
-    answer.
+    """Replace what run.json lacks, or may be out of date, by what heartbeat and slots say.
 
-    It may be stopped (SIGSTOP), for example.
+    For a watchdog that is alive but does not answer, because it is stopped (SIGSTOP), for example.
     """
     reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
     beat = reader.read_heartbeat()
@@ -141,7 +140,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
     if status.get("generation", 1) > 1:
-        facts["generation"] = f"{status['generation']}, since a gang was started again, or a server lost"
+        facts["generation"] = f"{status['generation']}: a gang was started again, or a server was lost"
     if status["no_progress_count"]:
         facts["attempt"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
@@ -164,7 +163,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if report := status.get("crash_report"):
         facts["report"] = report
     if count := status.get("dropped_messages"):
-        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run, or strangers at a port"
+        facts["dropped"] = f"{count} messages: garbled, out of date, from another run, or from unknown connections"
     if (memory := status.get("memory")) is not None:
         facts["memory"] = f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine"
     goodput, of_launch = status["goodput"], status.get("launch_goodput")
@@ -186,9 +185,9 @@ def _unprotected(is_running: bool, restores: bool | None) -> str:
     if restores is False:
         return "no: the program restored nothing of what was saved, so a crash starts it from the beginning"
     return (
-        "no: procsv saves nothing of it, unless a child process has a session; a crash costs what it does not save and restore by itself"
+        "no: procsv saves none of its state, unless a child process has a session; a crash loses what it does not save itself"
         if is_running
-        else "no: it had no session of procsv's, unless in a child process"
+        else "no: it opened no session that procsv protects, except perhaps in a child process"
     )
 
 

@@ -1,9 +1,9 @@
 """Run the checkpoint service: connect messages, threads and slots to the core, which decides.
 
-`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers, and it never
-touches the logdir.  The disk thread does, one job at a time and at a lower priority than training.
-A second thread verifies the checksums of slots, so that a restore from memory never waits for a
-save.  A third thread reads checkpoints of other writers.
+`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers; it neither
+reads nor writes a checkpoint.  The disk thread does, one job at a time and at a lower priority than
+training.  A second thread verifies the checksums of slots and scans the directory, so a restore
+from memory never waits for a save.  A third thread reads external checkpoints.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ T = TypeVar("T")
 # The disk thread's niceness.  Training comes first, but a save costs the same processor time at any priority and holds
 # a slot until it ends.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
 NICENESS = 5
-NICENESS_EXAMINING = 10  # of the thread that reads the program's own checkpoints; nobody waits for that
+NICENESS_EXAMINING = 10  # of the thread that reads external checkpoints; nothing waits for it
 OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # only the task whose state is saved may send these
 REJECTED_MAX = 100  # rejections that are repeated to peers that connect later
-LAST_WORDS_S_MAX = 2.0  # how long to wait for the answer to Finish to be acknowledged
+LAST_WORDS_S_MAX = 2.0  # how long to wait at the end for the watchdog to acknowledge our answer to Finish
 
 declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
 
@@ -82,7 +82,7 @@ class CheckpointService:
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
-        self._said: dict[bool, Durable] = {}  # the newest announced saves: the program's (False), and ours (True)
+        self._said: dict[bool, Durable] = {}  # the newest announced saves: True: ours, False: the program's own
         self._rejected: list[Rejected] = []  # announced rejections, for peers that connect later
         self._unwritable = Unwritable("")  # the last announcement about the directory
         self._finish: Received | None = None
@@ -132,10 +132,10 @@ class CheckpointService:
                 self._perform(self._core.handle_message(received, now_s))
 
     def _look_at_chief(self) -> None:
-        """Checks whether the chief that got an answer is still alive.
+        """Forgets the answer that the last chief got if that chief is dead.
 
-        A task of the next generation may ask before the watchdog reports the chief's end, and would
-        start from a state that is no longer the newest.
+        A task of the next generation may ask before the watchdog reports that the chief died, and must
+        not get an answer that may no longer be the newest state.
         """
         attempt = self._core.followers.answered_attempt
         chief = self._trainers.get((self._tools.start.chief, attempt))
@@ -191,7 +191,7 @@ class CheckpointService:
 
     # -- the directory ----------------------------------------------------------------------------------------
     def _on_change(self) -> None:
-        """Passes a hint to the main thread, at most one at a time.  Runs on the observer's thread."""
+        """Passes one hint at a time to the main thread.  Runs on the file watcher's thread."""
         if not self._is_change_posted:
             self._is_change_posted = True
             self._outcomes.post(self._changed)
@@ -202,7 +202,7 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
-        """Shows the core which slots exist, and which plan was stored if no trainer has sent one."""
+        """Tells the core which slots exist, and the stored plan until a trainer sends one."""
         slots = self._environment.slots()
         self._core.slots_seen(slots)
         self._mirror.answer_question(slots)
@@ -234,7 +234,7 @@ class CheckpointService:
         heartbeat.phase = Phase.SAVE if self._core.saving.current is not None else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
-        # Running jobs advance a counter; 0 if no job runs, or none that can show progress.
+        # `moved` is the count of progress that running jobs have made, plus 1; 0 if none runs that can show any.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
         made = progress_counter.value() if is_busy and self._tools.start.has_local_logdir else None
         heartbeat.moved = 0 if made is None else made + 1
@@ -290,10 +290,10 @@ class CheckpointService:
                     self._disk,
                     lambda: self._store.adopt_checkpoint(plan, examined, own, incarnation),
                     self._core.adopted,
-                    # After a failure it is tried again.
+                    # With no result, the core tries it again.
                     lambda _, now_s: self._core.adopted(AdoptionResult(examined, own, None), now_s),
                 )
-            case actions.MakeOwn(path, plan):  # the worker prints a failure; one checkpoint too many is kept then
+            case actions.MakeOwn(path, plan):  # if it fails, the worker prints why, and one checkpoint too many is kept
                 self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case actions.Release():
                 self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
@@ -370,7 +370,7 @@ class CheckpointService:
         failed: Callable[[Exception, float], list[Action]],
         shows_progress: bool = False,
     ) -> None:
-        """Runs `job` on a thread; then shows the core the present slots and passes it the result."""
+        """Runs `job` on a thread, then tells the core which slots exist and hands it the result."""
 
         def report(event: Callable[[Any, float], list[Action]], outcome: object) -> None:
             self._read_slots()

@@ -1,11 +1,11 @@
 """Name the paths of a run, and create its directories.
 
-Every process uses it.  It never deletes anything that it cannot name by the run's own id.
+Every process uses it.  It deletes nothing; cleanup.py and stale_memory.py do.
 
     <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
-                             (if the logdir is a URL: in `local_home`, for all of the user's runs there)
+                             (if the logdir is a URL: under `local_home`, one directory per URL)
     run_dir  (0700)          sockets, locks, heartbeats: gone after a clean end
-    shm_dir  (0700)          snapshot slots and parcels, in shared memory: gone after a clean end
+    shm_dir  (0700)          snapshot slots and file parcels (ipc/shm): gone after a clean end
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SHM_ROOT = Path("/dev/shm")
 
 
 class RunPaths(msgspec.Struct, frozen=True):
-    """Every path of one run, as a function of the logdir and the two roots."""
+    """Every path of one run, derived from the logdir, `run_dir` and `shm_dir`."""
 
     logdir: Path
     run_dir: Path
     shm_dir: Path
-    own_home: Path | None = None  # of a run that shares its logdir with another; removed with its run directory
-    is_member: bool = False  # member of a run on several machines: logs go to that run's, and the home stays
+    own_home: Path | None = None  # instead of `<logdir>/procsv` if another run has that; a member's outlasts the run
+    is_member: bool = False  # a member's launch: its logs go to the home of the run that it belongs to
 
     @property
     def id(self) -> str:
-        """The id in the names of the run directory, the shared memory and the marks of process trees (tree_mark.py)."""
+        """The id of this logdir's runs, in the names of both directories and in process marks."""
         return self.run_dir.name.rpartition("-")[2]
 
     # -- in the logdir -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def lease(self) -> Path:
-        """Shows other machines, which see no lock, who writes to the logdir; renewed every few seconds."""
+        """Tells other machines, which cannot see locks, who writes to the logdir; renewed often."""
         return self.home / "lease.json"
 
     @property
@@ -142,15 +142,15 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def gate(self) -> Path:
-        """Locked while the steps of all tasks are held (step_gate.py)."""
+        """Locked while the steps of all tasks are paused (step_gate.py)."""
         return self.run_dir / "gate.lock"
 
     def steps(self, task: TaskId) -> Path:
-        """Locked by a task while it is in a step that can be held."""
+        """Locked by a task during each step, if its steps can be paused (step_gate.py)."""
         return self.run_dir / f"steps.{task}.lock"
 
     def lives(self, task: TaskId) -> Path:
-        """Locked by a task whose steps can be held, while it lives."""
+        """Locked by a task as long as it lives, if its steps can be paused (step_gate.py)."""
         return self.run_dir / f"lives.{task}.lock"
 
     @property
@@ -168,14 +168,15 @@ class RunPaths(msgspec.Struct, frozen=True):
 
 
 def anchor(path: str) -> str:
-    """Makes `path` absolute, so that it stays valid when the program changes its directory; a URL unchanged."""
+    """Makes `path` absolute, in case the program changes directory.  Leaves a URL as it is."""
     return path if is_remote(path) else os.path.normpath(Path(path).absolute())
 
 
 def local_home(logdir: str | Path) -> Path:
-    """Returns the directory on this machine that stands for a logdir: the logdir itself, or for a URL one of the user's.
+    """Returns the local directory for a logdir: itself or, for a URL, one in XDG_STATE_HOME.
 
-    It depends only on the URL (without trailing slashes), so that two runs there meet the same lock.
+    For a URL it depends only on the URL (without trailing slashes), so that two runs with one URL
+    compete for the same lock.
     """
     if not is_remote(logdir):
         return Path(os.path.realpath(logdir))
@@ -211,13 +212,13 @@ def _temporary() -> Path:
 
 
 def shorten_path(path: str) -> str:
-    """Shortens `path` for people, relative to the working directory if it is inside; a URL unchanged."""
+    """Makes a path in the working directory relative, for people.  Leaves any other as it is."""
     inside = not is_remote(path) and Path(path).is_relative_to(Path.cwd())
     return os.path.relpath(path) if inside else path
 
 
 def name_logdir(logdir: str, paths: RunPaths) -> str:
-    """Returns the run's own name for its logdir: the real path, or a URL without trailing slashes."""
+    """Returns the logdir as the run records it: a real path, or a URL without trailing slashes."""
     return logdir.rstrip("/") if is_remote(logdir) else str(paths.logdir)
 
 
@@ -227,9 +228,10 @@ def logdir_hash(logdir: Path) -> str:
 
 
 def run_name(home: Path, owner: int | None = None) -> str:
-    """Returns the name of the runs of user `owner`, by default ours, in `home`: their id (run_id.py).
+    """Returns the id of the runs of user `owner`, by default ours, in `home` (run_id.py).
 
-    Without an id it is a hash of the path: for the directory that stands for a URL, or one without a run yet.
+    If there is no id, because the logdir is a URL or has had no run, it returns a hash of the local
+    directory's path.
     """
     return find_id(home, owner) or logdir_hash(home.parent)
 
@@ -241,29 +243,32 @@ def find_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) 
 
 
 def make_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
-    """Returns the paths for a new run in `logdir`, which gets an id if it has none.  OSError passes through."""
+    """Returns the paths for a new run in `logdir`; gives it an id if needed.  May raise OSError."""
     if not is_remote(os.fspath(logdir)):
         make_id(local_home(os.fspath(logdir)) / "procsv")
     return find_paths(logdir, outlives_login=outlives_login)
 
 
 def has_name(paths: RunPaths) -> bool:
-    """Whether the logdir still leads to our living run; somebody may have deleted and recreated it."""
+    """Whether the logdir's id is still ours, or no id can be written there.
+
+    It is another one if somebody has deleted and recreated the logdir.
+    """
     return run_name(paths.home) == paths.id or not can_write_id(paths.home)
 
 
 def keep_name(paths: RunPaths) -> None:
-    """Makes the logdir lead to our living run again.  OSError passes through."""
+    """Writes our id into the logdir again if it has another one or none.  May raise OSError."""
     if not has_name(paths):
         write_id(paths.home, paths.id)
 
 
 def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:
-    """Returns the run directory and the shared memory of the run with that name.
+    """Returns the run directory and the shared-memory directory for `name`.
 
-    The run directory is under XDG_RUNTIME_DIR, which disappears at the user's last logout.  It is in the
-    temporary directory if there is none, or the run `outlives_login`.  Without a mounted shared-memory
-    filesystem, snapshots are in the run directory.
+    The run directory is under XDG_RUNTIME_DIR.  That disappears at the user's last logout, so a run
+    that `outlives_login` has its run directory in the temporary directory, as do users without
+    XDG_RUNTIME_DIR.  Without a writable /dev/shm, snapshots are in the run directory.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
@@ -275,9 +280,9 @@ def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, 
 
 
 def make_private_dir(path: Path) -> None:
-    """Creates `path` with mode 0700, or takes over a real directory that is ours, and makes it private.
+    """Creates `path` with mode 0700, or makes it private if it is already a directory of ours.
 
-    A directory of another user (anybody can write to the temporary directory) is an error and never used.
+    UserError if it is a link or another user's: anybody can write to the temporary directory.
     """
     try:
         path.mkdir(mode=0o700)

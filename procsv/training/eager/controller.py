@@ -1,8 +1,8 @@
 """Control the training of an eager program: procsv's side of a CheckpointManager.
 
-The controller enters the run, says how checkpoints are named and kept, restores the newest state,
-gives the training its boundary, and saves the last state when the program ends. Its owner says when
-a step has ended.
+The controller connects the process to the run, tells the checkpoint service how checkpoints are
+named and kept, restores the newest state, sets up the step boundary, and saves the last state when
+the program ends. Its owner reports when a step has ended.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class EagerController:
         on_durable: Callable[[Durable], None],
         restores: Callable[[bool], bool | None] = lambda _: True,
     ) -> None:
-        """Prepare a training that is not in the run yet.
+        """Prepare to train; `enter_run` connects to the run.
 
-        `snapshot_s` is the time between snapshots in seconds. None chooses it by their cost, and
-        0.0 takes none between saves.
+        `snapshot_s` is the time between snapshots in seconds. If it is None, the time follows from
+        what snapshots cost; if it is 0.0, snapshots are taken only for saves.
 
-        `restores` is asked if the program was not restored by `restore`. It returns whether the
-        program has restored a checkpoint by itself. Its argument is True if there was no
-        checkpoint. Then it returns whether the program would have restored one. None stands for
-        unknown.
+        `restores` is called if training starts without `restore`, to learn whether the program
+        restores checkpoints by itself. If it is passed False, there is one: has it been restored?
+        If it is passed True, there is none that can be used: would the program have restored
+        one? It returns None if that is unknown.
         """
         self.runtime, self.plan = runtime, plan
         self.training: TrainingRun | None = None
@@ -56,14 +56,14 @@ class EagerController:
         self._restores = restores
         self._is_in_run = False
         self._has_trained = False
-        self.on_given_way: Callable[[], None] | None = None  # set if another manager may end the training; called then
+        self.on_given_way: Callable[[], None] | None = None  # called by `give_way`; None: nobody may end the training
         self._saved_runs = -1  # how many steps had ended at the program's last save
         self._restored_step: int | None = None  # of a training that began from a checkpoint
         self._found: Origin | None = None  # the newest checkpoint, if the program restores by itself
 
     # -- beginning -------------------------------------------------------------------------------------------
     def enter_run(self) -> None:
-        """Connect to the run, unless that is done.
+        """Connect to the run, unless it is already connected.
 
         Raise UserError if another training of this process is in the run.
         """
@@ -85,7 +85,7 @@ class EagerController:
         self.runtime.connection.start_link()
 
     def _end_earlier(self) -> None:
-        """End the training of an earlier manager of this directory: a notebook's cell ran again."""
+        """End the training of an earlier manager of this directory, as when a cell is run again."""
         for one in (self.runtime, *watched()):
             owner = one.owner
             if isinstance(owner, EagerController) and owner is not self and owner.directory == self.directory:
@@ -99,7 +99,7 @@ class EagerController:
     def give_way(self) -> None:
         """End the training, if its owner allows that.
 
-        The program may be in the middle of a step, so its newest snapshot counts.
+        The program may be in the middle of a step, so its newest snapshot is what is kept.
         """
         on_end, training = self.on_given_way, self.training
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
@@ -112,7 +112,7 @@ class EagerController:
         if training is not None and self.keeps_state:
             training.wait_asked(training.final_save_s())
         self.end_training()
-        if self.runtime.observer is not None:  # this ends its run, but not because the training is complete
+        if self.runtime.observer is not None:  # its run must not be recorded as complete
             self.runtime.record_failure(KeyboardInterrupt())
         self.leave_run()
 
@@ -125,7 +125,7 @@ class EagerController:
         return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
-        """Return whether no other training of this process is in the run or has the directory."""
+        """Return False if this process already trains under procsv, in this run or this logdir."""
         others = [one for one in watched() if one is not self.runtime]
         is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
@@ -187,20 +187,20 @@ class EagerController:
             training.snapshots.start_cadence()
 
     def check_thread(self) -> None:
-        """Raise UserError for a step or a save on another thread than the training's."""
+        """Raise UserError unless this is the training thread, as `step` and `save` require."""
         if self.training is not None and threading.get_ident() != self.training.boundary.thread:
             raise UserError("call step() and save() on the training thread: on any other the state may be incomplete")
 
     # -- saving ----------------------------------------------------------------------------------------------
     def save(self) -> Record:
-        """Capture the state for a checkpoint. The record's `failure` says why it could not."""
+        """Capture the state for a checkpoint. If that fails, the record's `failure` says why."""
         assert self.training is not None
         assert self.training.snapshots is not None
         self._saved_runs = self.training.boundary.runs
         return self.training.snapshots.capture_async("manual")
 
     def wait_saved(self, record: Record) -> str:
-        """Wait until `record` is a durable checkpoint. Return "", or why it is none."""
+        """Wait until `record` is a durable checkpoint. Return "", or why it is not one."""
         assert self.training is not None
         snapshots = self.training.snapshots
         assert snapshots is not None
@@ -220,8 +220,8 @@ class EagerController:
     def save_last_state(self) -> None:
         """Save the last state, unless the program has, and end the training.
 
-        A program that ended by an error may have been in the middle of a step. Then its newest
-        snapshot counts.
+        A program that ended with an error may have been in the middle of a step. Then its newest
+        snapshot is kept instead.
         """
         training = self.training
         if training is None:
@@ -240,7 +240,7 @@ class EagerController:
         self.end_training()
 
     def _is_saved(self, training: TrainingRun) -> bool:
-        """Return whether the last state is on disk: just saved, or restored and unchanged since."""
+        """Return whether the program has asked to save this state, or has just restored it."""
         runs = training.boundary.runs
         return runs == self._saved_runs or (runs == 0 and training.read_step() == self._restored_step)
 
@@ -251,7 +251,8 @@ class EagerController:
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
-            training.boundary.leave_steps()  # only now: during a step, a due snapshot would be captured
+            # Not earlier: once this frees the lock, another thread may capture a due snapshot, even in mid-step.
+            training.boundary.leave_steps()
             self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # from here on the program's own work may take any time
 
     def leave_run(self) -> None:

@@ -3,8 +3,8 @@
 After a crash a program may reach its fits in another order: it skips the folds that it has done, or
 reads how many epochs it has trained. So a number alone never identifies a fit. Its identity is its
 make-up (layers, optimizer, loss, epochs, callbacks) and its starting point (weights, data).
-`decide` compares that identity with the newest state. It is pure, and in doubt it has the fit
-trained.
+`decide` compares that identity with the newest state. It is pure. When it is in doubt, it has the
+fit trained.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from procsv.training.keras.epochs import functions_of
 
 Plain = dict[str, Any]
 
-CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  # a change of these makes another fit
+CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  # if one differs, the fit is another
 _UNSEEN = "cannot be compared"
-# These differ from process to process.
+# Names and objects that differ from process to process, so they are left out of a digest.
 _NO_SETTING = {"name", "module", "registered_name", "build_config", "shared_object_id"}
 _OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name"}
 _TEXT_MAX = 60
@@ -49,7 +49,7 @@ class FitIdentity(msgspec.Struct, frozen=True):
 
     @property
     def is_proof(self) -> bool:
-        """Return whether an equal key proves that two fits are the same."""
+        """Return whether a fit with the same key is certainly this one."""
         return not find_unseen_settings(self)
 
     def encode(self) -> bytes:
@@ -61,9 +61,9 @@ def identify(
 ) -> FitIdentity:
     """Return the identity of a fit that begins.
 
-    `epochs` is the number to train. `shape` is steps_per_epoch, steps_per_execution and batches.
-    `call` holds the arguments of `fit`, as hooks.fit_arguments returns them. `callbacks` are the
-    program's.
+    `epochs` is the argument of `fit`. `shape` is steps_per_epoch, steps_per_execution and batches.
+    `call` holds the arguments of `fit`, as hooks.fit_arguments returns them. `callbacks` are those
+    that the program passed.
     """
     is_built = private.is_built(model)
     return FitIdentity.from_settings(
@@ -134,13 +134,13 @@ def _own_config(layer: Any) -> Any:
 
 
 def callback_settings(callback: Any) -> Plain:
-    """Return what distinguishes two callbacks of a class: numbers, names such as `val_loss`, and
-    functions.
+    """Return what tells two callbacks of the same class apart: numbers, names such as `val_loss`,
+    and functions.
 
-    Paths and process ids do not count.
+    Paths and process ids are left out, because they differ between starts.
     """
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-        return {}  # the callback itself decides what belongs to a fit
+        return {}  # its own get_state says what it carries, so its attributes are not compared
     found = Plain()
     for name, value in vars(callback).items():
         if value is None or type(value) in (bool, int, float) or (type(value) is str and value.isidentifier()):
@@ -160,7 +160,7 @@ def _digest(*values: Any, is_known: bool = True) -> str:
 
 
 def _digest_weights(model: Any) -> str:
-    """Digest the weights, the optimizer's variables and the seeds of unbuilt layers."""
+    """Digest the weights, the optimizer's variables, random generators and initializer seeds."""
     values: list[Any] = [*model.weights, *private.seeds_of(model), *getattr(model.optimizer, "variables", ())]
     for layer in private.layers_of(model):
         initializers = (one for one in vars(layer).values() if isinstance(one, keras.initializers.Initializer))
@@ -184,7 +184,7 @@ class _FitDigest(ContentDigest):
             super()._add_object(value)
 
     def _add_dataset(self, dataset: Any) -> None:
-        """Add a dataset's operations, tensors and functions. No element is taken."""
+        """Add a dataset's operations, tensors and functions, without reading an element."""
         self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
         inputs, functions = dataset._inputs(), functions_of(dataset)
         for name, value in vars(dataset).items():
@@ -220,7 +220,7 @@ class _FitDigest(ContentDigest):
         for content in sorted(map(_digest_nodes, inner)):
             self._hash.update(content)
         for captured in wrapper.function.captured_inputs:
-            if captured.dtype not in (tf.resource, tf.variant):  # the fit's state has the variables
+            if captured.dtype not in (tf.resource, tf.variant):  # a variable is part of the fit's state
                 self.add_value(captured)
         if any("PyFunc" in node.op for nodes in [definition.node, *inner] for node in nodes):
             self.add_value(wrapper._func)
@@ -258,12 +258,12 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def has_ended(place: Plain, launch_s: float) -> bool:
-    """Return whether a fit whose epoch is over at `place` has ended.
+    """Return whether the fit had ended when its state at `place` was saved.
 
-    A fit ends with its last epoch, or because a callback decided so. An unexplained stop request
-    may come from a signal, or from a program that was short of time. The launch that saw the
-    request knows that the program went on after it. A later launch trains on, and the same code
-    decides again whether to stop.
+    By the value of `stop`: "" and "decided" mean yes: it reached its last epoch, or a callback
+    ended it. "run" means no: the run was ending. "asked" is an unexplained request, perhaps from a
+    signal or for lack of time. The launch that saw it also saw the program go on, so there the fit
+    has ended. Any later launch trains on, and the program decides again whether to stop.
     """
     is_same_launch = launch_s > 0.0 and place["launch"] == launch_s
     return place["stop"] in ("", "decided") or (place["stop"] == "asked" and is_same_launch)
@@ -273,16 +273,16 @@ class Decision(enum.Enum):
     """What to do with a fit that begins."""
 
     RESUME = "resumed"  # continue from the newest state
-    END = "ended"  # it has ended, and the newest state is its end
-    LOOK = "look"  # it ended before the fit of the newest state: look for its end
+    END = "ended"  # it has ended, and the newest state is its final state
+    LOOK = "look"  # it ended before a later fit began: look for its own final state
     TRAIN = "fresh"
 
 
 def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: bool) -> tuple[Decision, str]:
     """Decide what to do with fit `number` of this attempt.
 
-    If a state is not used, also say what differs. `is_again`: an exception ended this fit in this
-    process, and the program calls it once more.
+    If the newest state is not used, also return why. `is_again`: an exception ended this fit in
+    this process, and the program calls it once more.
     """
     if recorded is None:
         return Decision.TRAIN, ""
@@ -298,9 +298,8 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
         if longer and mine.is_proof:
             return Decision.RESUME, ""
     elif recorded.number == number == 1 and not set(differences) & set(CONFIGURATION):
-        # The first fit of an attempt was interrupted, so the next attempt reaches it first. The differences are
-        # unseeded values, weights that a callback has saved, or settings that may change, such as the number of
-        # epochs or patience.
+        # The first fit of an attempt was interrupted, so the next attempt reaches it first, and only things that may
+        # change between starts differ: unseeded values, weights that a callback saved, the number of epochs, patience.
         return Decision.RESUME, ""
     return Decision.TRAIN, find_difference(recorded.settings, mine.settings)
 
@@ -315,7 +314,7 @@ def find_unseen_settings(mine: FitIdentity) -> list[str]:
 def find_unseen(mine: FitIdentity) -> str:
     """Say why a fit cannot be distinguished from another one."""
     unseen = find_unseen_settings(mine)
-    return f"procsv cannot compare its {' and '.join(unseen)} with the ones of the fit that had ended"
+    return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
 
 
 def find_difference(before: Plain, now: Plain) -> str:
@@ -343,5 +342,5 @@ def _first_setting(name: str, before: Plain, now: Plain) -> str:
 
 def _in_words(name: str, before: Any, now: Any) -> str:
     if name in ("data", "validation", "weights") or max(len(str(before)), len(str(now))) > _TEXT_MAX:
-        return f"other {name}"
+        return f"different {name}"
     return f"{name}: {before} then, {now} now"

@@ -1,10 +1,11 @@
 """Supervise one task of a run, a trainer, through all its attempts.
 
-Used by run.py, one for each task. It feeds the lifecycle table and turns its actions into actions
-for the reactor. stopping.py ends an attempt, trainer_news.py reads what it shows and says,
-next_start.py decides what follows, and trainer_facts.py holds what is known of the task. Pure: time
-and facts are arguments, and each method returns the actions that it wants, in order: first those of
-the part that has the news, then those of the table, then run.json if the state has changed.
+Used by run.py, one for each task. It feeds events to the lifecycle table and turns the table's
+actions into actions for the event loop. stopping.py ends an attempt, trainer_news.py reads its
+heartbeats and messages, next_start.py decides whether another follows, and trainer_facts.py holds
+what is known of the task. Pure: time and facts are arguments. Each method returns actions in this
+order: those of the part that handled the news, those of the table, then writing run.json if the
+state has changed.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class TrainerSupervisor(TrainerFacts):
         return self._do(self.life.handle(LifecycleEvent.HELD), now_s)
 
     def prepares(self, news: Preparing) -> None:
-        """Its host is preparing something else for its next start than before."""
+        """Note how long a due start waits for what its host prepares, and if that has a process."""
         self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> list[Action]:
-        """Already running: a previous coordinator started it. Its attempt continues."""
+        """Take over a trainer that a previous coordinator started; its attempt continues."""
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
@@ -77,7 +78,8 @@ class TrainerSupervisor(TrainerFacts):
             return self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
         wanted: list[Action] = []
         self.next.due_s = now_s
-        if state is not TaskState.RECYCLING and not news.is_tried_again:  # not if it was ended before it began
+        # Not a failure to report if it was being ended anyway, or if its host will try another way.
+        if state is not TaskState.RECYCLING and not news.is_tried_again:
             wanted.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
             self.next.due_s += self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_STARTED, news.error)
@@ -112,14 +114,15 @@ class TrainerSupervisor(TrainerFacts):
         if ended.beat is not None:
             wanted += self._news.read_beat(ended.beat).wanted
         self.progress.see_taken(ended.taken_step)
-        # If the program was never seen to train, its threads may be its whole purpose.
+        # `returned` counts only if the program had a session. In any other program the main module
+        # may return at once while its other threads do the work.
         is_known = ended.beat is not None and self.hanging.liveness.had_session
         code = ended.beat.returned if ended.beat is not None and is_known else NOT_RETURNED
-        # If the program had returned, a signal that hit its process later is not its end.
+        # If the program had returned before a signal killed its process, its exit code counts.
         if code != NOT_RETURNED and ended.exit.code is None:
             wanted.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
-        # A program that returned before it was asked to end has its own exit code; one that was asked has ours (75).
+        # A program that returned anything but our 75 had returned before it was asked to end.
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
         is_asked = (
             is_in_time and self.life.state in (TaskState.STOPPING, TaskState.RECYCLING) and not self.next.lost_peer
@@ -133,10 +136,11 @@ class TrainerSupervisor(TrainerFacts):
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
         if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
-            kind = CauseKind.CHECKPOINTED  # it ended because it was asked to, which says nothing about its training
+            kind = CauseKind.CHECKPOINTED  # its own handler ended it as asked: exit 0 does not mean it is complete
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
-        is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # a handler may return on our request
+        # A program with its own SIGTERM handler may have returned because we asked it to stop.
+        is_returned = code != NOT_RETURNED and not self.progress.handles_stop
         if event is LifecycleEvent.FINISHED and is_returned and self.life.state is TaskState.STOPPING:
             event = LifecycleEvent.COMPLETED
         wanted += self._handle(event, now_s, how)
@@ -153,14 +157,14 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: TrainerSupervisor, size: int) -> None:
-        """Make it a member of a gang of `size`, which shares the chief's record of failures and the
-        chief's state.
+        """Put it into a gang of `size` tasks. They all share the chief's record of failures, and
+        resume from the chief's state.
         """
         self._state_of = chief
         self.next.bind(chief.next, size)
 
     def leave_gang(self, why: str, now_s: float) -> list[Action]:
-        """Its gang is broken: end it, without charge, and hold it until it may rejoin."""
+        """Its gang is broken: end it, not as a failure, and hold it until it may rejoin."""
         self.next.is_held = True
         if self.life.state is TaskState.DONE:
             self.ends_run, self.next.due_s = False, now_s
@@ -185,17 +189,18 @@ class TrainerSupervisor(TrainerFacts):
         return self._follow(self.next.weigh(now_s), now_s)
 
     def go_back(self, step: int) -> list[Action]:
-        """Attempts that resumed from that state crashed repeatedly: give the next trainer the one
-        before it.
+        """Attempts that resumed from the state at `step` kept crashing: have the next one resume
+        from an older state.
         """
-        self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # a running one's gang is about to end
+        # It still runs if another task of its gang crashed; then it is about to be ended with the gang.
+        self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))
         suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
         return [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
     def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> list[Action]:
-        """End it, because the run ends. `now`: without waiting for the program. `reason`: for its
-        last checkpoint.
+        """End it because the run ends. `now`: do not wait for the program. `reason` is recorded in
+        its last checkpoint.
         """
         if now:
             self.stopping.we_killed = why
@@ -204,7 +209,7 @@ class TrainerSupervisor(TrainerFacts):
         return self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
 
     def recycle(self, why: str, by_hand: bool, now_s: float) -> list[Action]:
-        """Let the trainer save and end, and restart it; a planned restart costs nothing."""
+        """Let the trainer save and end, then restart it. That is not counted as a failure."""
         if by_hand:
             self.history.forgive()
             self.next.due_s = now_s if self.next.due_s is not None else None
@@ -215,7 +220,7 @@ class TrainerSupervisor(TrainerFacts):
         return [*wanted, *self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)]
 
     def preempt(self, grace_s: float, source: str, now_s: float) -> list[Action]:
-        """Give the trainer a preemption notice, kill it at the end of the grace, and restart it."""
+        """Give the trainer a preemption notice, kill it after the grace period, and restart it."""
         if not self.pid or not self.life.is_live:
             return []
         notice = WriteEntry(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
@@ -225,15 +230,15 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- time ----------------------------------------------------------------------------------------------
     def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> list[Action]:
-        """Check whether the running trainer progresses. `activity`: of its processes, if they were
-        checked.
+        """Check whether the running trainer makes progress. `activity` is a number that changes
+        whenever one of its processes does anything; None if that was not checked.
         """
         state = self.life.state
         found = self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)
         return self._follow(found, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> list[Action]:
-        """The logdir's disk was checked, because this task waits for room on it."""
+        """Handle a check of the logdir's disk, if this task waits for room on it."""
         return self._follow(self.next.see_room(has_room, now_s), now_s) if self.next.awaits_room else []
 
     def check_deadlines(self, now_s: float) -> list[Action]:
@@ -256,8 +261,8 @@ class TrainerSupervisor(TrainerFacts):
         return wanted
 
     def _start_s(self) -> float | None:
-        """Return when the next trainer can start: after its tree is gone and its host has prepared
-        the start.
+        """Return when the next trainer can start, its host's preparations included. None if none is
+        due, it is held, or processes of the last one are left.
         """
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
@@ -275,7 +280,7 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- what follows --------------------------------------------------------------------------------------
     def _follow(self, reaction: Reaction, now_s: float) -> list[Action]:
-        """Return what a part wants, then what its news leads to."""
+        """Return the actions that a part wants, then those that its event causes in the table."""
         wanted, event, detail = reaction
         return wanted if event is None else [*wanted, *self._handle(event, now_s, detail)]
 
