@@ -35,7 +35,7 @@ FAILED = 1  # exit code of a drill that did not pass
     required=True,
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Where both trainings go: DIR/baseline and DIR/drilled.",
+    help="Where both runs go: DIR/baseline and DIR/drilled.",
 )
 @click.option(
     "--rtol",
@@ -50,7 +50,7 @@ FAILED = 1  # exit code of a drill that did not pass
 @click.option(
     "--config", type=click.Path(dir_okay=False), metavar="FILE", help="TOML file with further options of launch."
 )
-@click.option("--workers", type=click.IntRange(min=0), metavar="N", help="As for launch: tasks of one training.")
+@click.option("--workers", type=click.IntRange(min=0), metavar="N", help="As for launch: several tasks.")
 @click.option("--ps", type=click.IntRange(min=0), metavar="N", help="As for launch.")
 @click.option("--evaluators", type=click.IntRange(min=0), metavar="N", help="As for launch.")
 @click.option("--no-chief", is_flag=True, help="As for launch: the first worker is the chief.")
@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Train TARGET once without faults and once with them, and compare the results.
 
-    Exit code 0 if the program survived, never began from nothing again, and has the same final variables (bit by bit,
+    Exit code 0 if the program survived, never started from the beginning again, and has the same final variables (bit by bit,
     or within --rtol) and continuous summaries; 1 otherwise.
     """
     from procsv.drill.format import as_data, show_findings

@@ -47,7 +47,7 @@ _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
 procsv launch --drop-in my_package.train          a program that knows only TensorFlow
 procsv launch --workers 2 --ps 1 train.py          a chief beside them, all told of each other by TF_CONFIG
-srun -n4 procsv launch --workers 2 --ps 1 --logdir /shared/run train.py    the same, one task a process of the step
+srun -n4 procsv launch --workers 2 --ps 1 --logdir /shared/run train.py    the same, one task per srun process
 procsv launch --detach train.py                   the run goes on without this terminal
 procsv launch --fault 'kill trainer at step 50' train.py
 """
@@ -63,7 +63,7 @@ procsv launch --fault 'kill trainer at step 50' train.py
     Exit codes: 0 training complete, or nothing to do; 2 usage, or the run there has other arguments; 70 gave up; 73 the
     logdir is in use or not writable; 75 stopped after a durable checkpoint: run the same command again to resume.
 
-    Every option can stand in a TOML file (--config FILE, or [tool.procsv] in ./pyproject.toml) and in the environment
+    Every option can be set in a TOML file (--config FILE, or [tool.procsv] in ./pyproject.toml) and in the environment
     (PROCSV_LAUNCH_BACKOFF for --backoff).
     """,
 )

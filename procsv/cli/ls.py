@@ -42,7 +42,7 @@ _SHOWN = (
 @click.argument("directory", metavar="[DIR]", type=click.Path(), default=".")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def command(directory: str, as_json: bool) -> None:
-    """List the runs in DIR, in the directories in it and in those of its runs/, the newest first.
+    """List the runs in DIR, in its subdirectories and under DIR/runs/, the newest first.
 
     DIR is the current directory if it is left out.
     """

@@ -23,7 +23,7 @@ RESTARTS = OptionGroup(
         "failure, MAX at most.",
         is_common=True,
     ),
-    count("--early-failures", 1, 2, "Give up after N exceptions or exit codes before the first step ever."),
+    count("--early-failures", 1, 2, "Give up after N exceptions or exit codes before the first step of this launch."),
     count("--same-failures", 2, 3, "Give up after the same exception at the same step N times."),
     count(
         "--repeated-failures",
@@ -46,7 +46,7 @@ RESTARTS = OptionGroup(
         help="Give up when less than this share of the time of the last --goodput-attempts was training that is kept. 0: never.",
     ),
     count("--goodput-attempts", 1, 10, "Number of attempts over which --min-goodput is measured."),
-    count("--suspect-crashes", 1, 2, "Resume from the checkpoint before, after N crashes from the same state."),
+    count("--suspect-crashes", 1, 2, "After N crashes that all resumed from the same state, resume from the checkpoint before it."),
     seconds(
         "--disk-wait",
         "disk_wait_s",
@@ -71,7 +71,7 @@ LIMITS = OptionGroup(
         "hang_timeout_s",
         "auto",
         "Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
-        "step, at least 2 minutes and at most 30. Callbacks and evaluations are no steps. procsv.extend(seconds) in the "
+        "step, at least 2 minutes and at most 30. Callbacks and evaluations do not count as steps. procsv.extend(seconds) in the "
         "program adds to it.",
         "auto",
         "off",
@@ -85,7 +85,7 @@ LIMITS = OptionGroup(
         default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
         metavar="PHASE=S,...",
         help="Longest time that each other phase may go without progress, CPU time, I/O or output, and a service without "
-        "completing a loop iteration. program: callbacks, evaluations, the time between two trainings. A phase that is not "
+        "completing a loop iteration. program: callbacks, evaluations, the time between two fits or sessions. A phase that is not "
         "named keeps its default. Before its first session a program is never ended.",
     ),
     option(
@@ -94,7 +94,7 @@ LIMITS = OptionGroup(
         default="0",
         show_default="none",
         metavar="SIZE",
-        help="Memory that the program and its children may use; above it, the program saves and is restarted free of charge.",
+        help="Memory that the program and its children may use; above it, the program saves and is restarted without counting as a failure.",
         is_common=True,
     ),
     option(
@@ -128,7 +128,7 @@ EVENTS = OptionGroup(
         show_default="none",
         metavar="URL",
         help="Tell people of the same events, in a sentence, through Apprise: slack://…, mailto://…, json://… and a hundred others; "
-        "several with commas between them. Needs pip install 'procsv[notify]'. PROCSV_LAUNCH_NOTIFY keeps it out of sight.",
+        "several with commas between them. Needs pip install 'procsv[notify]'. Set it as PROCSV_LAUNCH_NOTIFY to keep it out of the process list.",
     ),
     seconds(
         "--on-event-timeout",

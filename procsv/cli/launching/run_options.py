@@ -30,7 +30,7 @@ RUN = OptionGroup(
         "--map-logdir",
         "maps_logdir",
         is_flag=True,
-        help="Use the logdir in the place of whatever directory the program gives its session, instead of refusing another one.",
+        help="Use the logdir instead of any directory that the program gives its session. Without this option another one is refused.",
     ),
     option(
         "--new",
@@ -58,7 +58,7 @@ RUN = OptionGroup(
         type=Duration("auto"),
         default="auto",
         metavar="auto|S|0",
-        help="Time between snapshots in memory, which is what a crash may cost. auto: as often as 1 % of the time allows; "
+        help="Time between snapshots in memory, which is what a crash may cost. auto: as many as it can take for 1 % of the time; "
         "0: one for each checkpoint only.",
         is_common=True,
     ),
@@ -106,11 +106,11 @@ TASKS = OptionGroup(
         "--workers",
         0,
         0,
-        "Train in several tasks: N workers beside the chief, which are told of each other by TF_CONFIG. On this machine, unless "
+        "Train in several tasks: N workers beside the chief, which learn of each other from TF_CONFIG. On this machine, unless "
         "--cluster has them on several.",
     ),
-    count("--ps", 0, 0, "Parameter servers of a training in several tasks."),
-    count("--evaluators", 0, 0, "Evaluators, which read the checkpoints of a training in several tasks."),
+    count("--ps", 0, 0, "Parameter servers of a run with several tasks."),
+    count("--evaluators", 0, 0, "Evaluators, which read the checkpoints of a run with several tasks."),
     option(
         "--chief/--no-chief",
         "has_chief",
@@ -137,7 +137,7 @@ TASKS = OptionGroup(
         is_flag=True,
         help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
         "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed. "
-        "On several machines nobody is held, and snapshots are marked as mixed.",
+        "On several machines no task is held, and snapshots are marked as mixed.",
     ),
 )
 
@@ -147,7 +147,7 @@ MACHINES = OptionGroup(
         "--cluster",
         type=click.Choice(CLUSTERS),
         default="auto",
-        help="Whether this is one of several launches of the run, of one task each, and which. slurm: as srun has started them. tf-config: "
+        help="How this launch learns whether it is one of several, with one task each, and which task it has. slurm: as srun has started them. tf-config: "
         "as TF_CONFIG says. indexed-job: a pod of an indexed Job or a JobSet of Kubernetes. local: no, all tasks are this one's. auto: "
         "what the environment has of these. The launch with the task whose state is saved coordinates the others.",
     ),
@@ -177,7 +177,7 @@ MACHINES = OptionGroup(
         "--coordinator-timeout",
         "coordinator_timeout_s",
         "300s",
-        "Time that all launches have to come, and that the others let their tasks run on after the coordinating one is lost.",
+        "How long the launches wait for each other at the start, and how long the members let their tasks run after the coordinator is lost.",
         least_s=1.0,
     ),
 )

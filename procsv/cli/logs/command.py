@@ -40,7 +40,7 @@ POLL_S = 0.2
     "since_s",
     type=Duration(),
     metavar="TIME",
-    help="Show all attempts that have printed something in this time, for example 10m.",
+    help="Show every attempt that printed something within this time, for example 10m.",
 )
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Show this attempt, not the newest.")
 @click.option(
@@ -49,7 +49,7 @@ POLL_S = 0.2
     show_default="trainer, or the chief of several tasks",
     metavar="R",
     shell_complete=complete_roles,
-    help="trainer or a task such as worker.1, standby, checkpoint, summary, or watchdog (with --detach).",
+    help="trainer, a task such as worker.1, standby, checkpoint, summary, or watchdog (with --detach).",
 )
 @click.option(
     "--node", metavar="HOST", help="On a run on several machines: show the tasks of this machine, as --all does."
@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Show what the newest process of a role has printed.
 
-    Where there are several attempts, a line above each says what has ended the one before.
+    Where there are several attempts, a line above each says how the one before ended.
     """
     if attempt is not None and (follow or since_s is not None):
         raise click.UsageError("--attempt shows one attempt; leave out --follow and --since")
