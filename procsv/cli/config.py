@@ -44,7 +44,7 @@ def _read_table(path: Path, table: str) -> dict[str, Any]:
         loose = next((key for key, value in content.items() if not isinstance(value, dict)), None)
         if loose is not None:  # otherwise it would be silently ignored
             raise UserError(
-                f"{path}: {loose} stands outside of [tool.procsv]; of a file with [tool…] only that is read"
+                f"{path}: {loose} is outside [tool.procsv]; in a file with [tool…], only that table is read"
             )
     for key in filter(None, table.split(".")):
         content = content.get(key, {})

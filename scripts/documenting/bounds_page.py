@@ -11,7 +11,8 @@ _HEAD = """\
 
 `scripts/docs` makes this page from `scripts/soaking/bounds.py`; do not edit. `scripts/soak` checks
 every row while it kills the processes of a run, and a memory row by the resident memory of its
-process. procsv never deletes what "you" prune. Words are in the [glossary](glossary.md).
+process. procsv never deletes what "you" prune. The [glossary](glossary.md) explains the
+terms.
 """
 
 

@@ -10,7 +10,8 @@ ORDER = ("digits", "custom_loop", "keras_digits", "replicas", "keras_replicas")
 HELPERS = {"__init__", "progress"}
 HEAD = """# Examples
 
-Made by `scripts/docs` from the files in `procsv/examples`. The package has these programs: `pip install 'procsv[examples]'`, run one, and kill it.
+Made by `scripts/docs` from the files in `procsv/examples`. These programs come with the
+package: `pip install 'procsv[examples]'`, start one, and kill it.
 
 """
 

@@ -30,8 +30,8 @@ _HEAD = """\
 `scripts/docs` makes this page from `ipc/messaging/messages.py` and the files of messages beside it;
 do not edit. The *program* is the process that runs the user's program: a trainer. A *member* is the
 watchdog of another machine than the coordinator's ([several machines](machines.md)).
-`procsv/base/service_table.py` says which services keep state and which take events. Other words are
-in the [glossary](glossary.md).
+`procsv/base/service_table.py` says which services keep state and which take events. The
+[glossary](glossary.md) explains the other terms.
 
 A reliable message is repeated until its receiver answers or acknowledges it. Any other may be lost;
 the docstring of its class says what happens then. Both ends check the contract. Sending what a role

@@ -17,7 +17,8 @@ _HEAD = """\
 
 `scripts/docs` makes this page from the tables in the code; do not edit. An arrow is labelled
 `EVENT`, or `EVENT / ACTIONS` where the event leads to any. Events that change nothing are not
-drawn. An event without a row in its table raises. Words are in the [glossary](glossary.md).
+drawn. An event without a row in its table raises. The [glossary](glossary.md) explains
+the terms.
 """
 
 

@@ -101,8 +101,8 @@ LIMITS = OptionGroup(
         "--malloc",
         type=click.Choice(("keep", "system")),
         default="keep",
-        help="keep: what a step has freed is kept for the next one, which is faster on a CPU; unless the environment has a setting of "
-        "malloc's. system: as malloc does by itself.",
+        help="keep: malloc keeps what a step has freed for the next one, which is faster on a CPU; no change if the "
+        "environment configures malloc. system: malloc's own behaviour.",
     ),
     seconds(
         "--grace", "grace_s", "25s", "Time that a stop may take, everything included.", least_s=1.0, is_common=True
@@ -143,7 +143,7 @@ EVENTS = OptionGroup(
         default="",
         show_default="none",
         metavar="[HOST:]PORT",
-        help="Serve the run's metrics to Prometheus, on this machine only unless HOST says otherwise. They stand in "
+        help="Serve the run's metrics to Prometheus, on this machine only unless HOST says otherwise. They are in "
         "procsv/metrics.prom in any case. Needs pip install 'procsv[metrics]'.",
     ),
     option(

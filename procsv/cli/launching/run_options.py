@@ -48,8 +48,8 @@ RUN = OptionGroup(
     option(
         "--drop-in",
         is_flag=True,
-        help="Replace TensorFlow's Supervisor, monitored sessions and CheckpointManager and Keras' BackupAndRestore with procsv's, and look "
-        "after every model.fit, for a program that does not know procsv.",
+        help="Replace TensorFlow's Supervisor, monitored sessions and CheckpointManager and Keras' BackupAndRestore and "
+        "ModelCheckpoint with procsv's, and protect every model.fit, for a program that does not know procsv.",
         is_common=True,
     ),
     option(
@@ -136,7 +136,7 @@ TASKS = OptionGroup(
         "--consistent-snapshots",
         is_flag=True,
         help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
-        "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed. "
+        "steps; it waits for the steps under way, 2 s at most, and then holds them for 50 ms at most. A snapshot for which that failed is marked as mixed. "
         "On several machines no task is held, and snapshots are marked as mixed.",
     ),
 )
@@ -163,8 +163,8 @@ MACHINES = OptionGroup(
         envvar=SECRET_FILE,
         show_default="none",
         metavar="FILE",
-        help="Secret of at least 32 bytes that all launches of the run have (a mounted Secret, say). The keys of what they say to each other "
-        "follow from it, and none is left in the logdir.",
+        help="Secret of at least 32 bytes that all launches of the run have (a mounted Secret, say). They derive the keys of their "
+        "connections from it, and no key is left in the logdir.",
     ),
     seconds(
         "--peer-timeout",

@@ -23,7 +23,7 @@ def check_tasks(settings: Mapping[str, Any]) -> None:
     tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
     if not settings["has_chief"] and not settings["workers"]:
         raise click.UsageError(
-            "--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers"
+            "--no-chief makes worker 0 the task whose state is saved; say with --workers how many workers there are"
         )
     if settings["restart"] == "gang" and settings["workers"] + settings["has_chief"] < 2:
         raise click.UsageError("--restart gang is for tasks that train together; say how many with --workers")
@@ -56,7 +56,7 @@ def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
     """
     if settings["consistent_snapshots"] and not settings["ps"]:
         raise click.UsageError(
-            "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
+            "--consistent-snapshots is for variables on parameter servers; say with --ps how many servers there are"
         )
 
 
@@ -65,7 +65,7 @@ def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any],
     cannot do.
     """
     if logdir is None:
-        raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run have one")
+        raise click.UsageError(f"--logdir is needed: all {placement.ranks} launches of this run share one")
     if is_remote(logdir) and (placement.coordinator is None or not has_secret):
         how = (
             "give all of them a --secret-file"
@@ -73,7 +73,7 @@ def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any],
             else "start them with TF_CONFIG and a --secret-file"
         )
         raise click.UsageError(
-            f"{logdir} is not a directory, so the launches of this run cannot meet in it: {how}, by which they find each other without"
+            f"{logdir} is not a directory, so the launches of this run cannot meet in it: {how}, so that they find each other by address"
         )
     if settings["detach"]:
         raise click.UsageError("--detach would end this process, which its scheduler takes for the task")
