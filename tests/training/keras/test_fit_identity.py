@@ -97,13 +97,13 @@ OTHER: dict[str, Callable[[], FitIdentity]] = {
     "epochs: 3 then, 4 now": lambda: identity(epochs=4),
     "initial_epoch: 0 then, 1 now": lambda: identity(initial_epoch=1),
     "batches": lambda: identity(shape=[None, 1, 6]),
-    "other data": lambda: identity(x=MIDDLE),
-    "other data ": lambda: identity(y=Y + 1),
-    "other data  ": lambda: identity(sample_weight=np.ones(40)),
-    "other validation": lambda: identity(validation_data=(X, Y)),
+    "different data": lambda: identity(x=MIDDLE),
+    "different data ": lambda: identity(y=Y + 1),
+    "different data  ": lambda: identity(sample_weight=np.ones(40)),
+    "different validation": lambda: identity(validation_data=(X, Y)),
     r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=2)]),
     r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.1)]),
-    "other weights": lambda: identity(trained()),
+    "different weights": lambda: identity(trained()),
 }
 BASE: dict[str, Callable[[], FitIdentity]] = {
     r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=1)]),
