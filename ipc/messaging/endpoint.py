@@ -190,7 +190,8 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
-        self._parted: dict[bytes, Peer] = {}  # lost, and their task has a newer connection; sent nothing until they return
+        # Lost, and their task has a newer connection; they are sent nothing until they return.
+        self._parted: dict[bytes, Peer] = {}
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
         self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
 

@@ -46,7 +46,12 @@ RESTARTS = OptionGroup(
         help="Give up when less than this share of the time of the last --goodput-attempts was training that is kept. 0: never.",
     ),
     count("--goodput-attempts", 1, 10, "Number of attempts over which --min-goodput is measured."),
-    count("--suspect-crashes", 1, 2, "After N crashes that all resumed from the same state, resume from the checkpoint before it."),
+    count(
+        "--suspect-crashes",
+        1,
+        2,
+        "After N crashes that all resumed from the same state, resume from the checkpoint before it.",
+    ),
     seconds(
         "--disk-wait",
         "disk_wait_s",
