@@ -111,7 +111,7 @@ def test_a_repeatable_option_is_a_list_or_a_single_value(
         ("target = 'x'", ["'target'"]),
         ("grace = [1]", ["grace takes one value"]),
         ("fault = [['kill trainer at step 5']]", ["fault takes one value"]),
-        ("grace = 9\n[tool.other]\nx = 1", ["grace stands outside"]),
+        ("grace = 9\n[tool.other]\nx = 1", ["grace is outside"]),
         ("grace = ", ["is not TOML"]),
     ],
 )
