@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_free, try_lock
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
-from tests.support.programs import running, until
+from tests.support.programs import freeze, running, until
 from tests.support.stale_mount import StaleMount
 
 HOLDER = """
@@ -307,15 +306,10 @@ def wait_dead(pidfd: int) -> None:
     os.close(pidfd)
 
 
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: process_state(pid) == "T", lambda: os.sched_yield())
-
-
 def test_a_stopped_holder_is_woken_and_the_previous_holder_is_left_alone(path: Path) -> None:
     with running(HOLDER, path, "no") as holder:
         assert holder.wait_said("got") == "True"
-        stop(holder.pid)
+        freeze(holder.pid)
         FileLock(path).wake()
         until(lambda: process_state(holder.pid) != "T", lambda: os.sched_yield())
         holder.tell()
@@ -323,7 +317,7 @@ def test_a_stopped_holder_is_woken_and_the_previous_holder_is_left_alone(path: P
 
     with running("import sys\nprint('here')\nsys.stdin.readline()") as innocent:
         innocent.wait_said("here")
-        stop(innocent.pid)
+        freeze(innocent.pid)
         lock = FileLock(path)
         text = path.read_text().replace(str(holder.pid), str(innocent.pid))
         path.write_text(text)  # as after a pid was reused: nobody holds the lock

@@ -8,13 +8,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-import psutil
-
 from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.base.system.processes import spawn
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.hangs.stack_parser import read_stacks
-from tests.support.programs import ROOT, running, until
+from tests.support.programs import ROOT, freeze, running, until
 
 DUMPS = """
     import os, sys
@@ -77,8 +75,7 @@ def test_a_process_that_is_woken_to_dump_its_stacks_and_die_writes_its_main_thre
     waiter.register(child.pidfd)
     try:
         until(lambda: log.exists() and log.read_text() == "hangs\n", lambda: Waiter().wait(0.005))
-        child.signal(signal.SIGSTOP)
-        until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, lambda: Waiter().wait(0.005))
+        freeze(child.pid)
         for number in (MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT):
             child.signal(number)
         assert waiter.wait(300.0), "it does not end"

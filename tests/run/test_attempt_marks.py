@@ -20,13 +20,14 @@ STEPS = 120
 # The first call of a process returns, because the test sees a restart by its first step.
 PACE = f"""
 import os, sys, time
+from tests.support.standing import stand
 calls = []
 def pace(step):
     time.sleep(0.02)
     calls.append(step)
     for kill, last in ((1, {STEPS * 2 // 3 - 1}), (2, {STEPS - 1})):
-        while step == last and len(calls) > 1 and not os.path.exists(f"{{sys.argv[1]}}.restarted{{kill}}"):
-            time.sleep(0.02)
+        if step == last and len(calls) > 1:
+            stand(lambda: os.path.exists(f"{{sys.argv[1]}}.restarted{{kill}}"))
 """
 SUPERVISOR = f"""{PACE}
 import procsv

@@ -15,6 +15,7 @@ import tensorflow as tf
 from procsv.training.sessions.session_manager import WholeMark
 from tests.support.launched import Launched, launched, procsv
 from tests.support.ports import hold_ports
+from tests.support.programs import freeze
 from tests.support.replicas import memory_step
 
 tf1 = tf.compat.v1
@@ -128,7 +129,7 @@ def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_
             assert worker.read()[0] > 100_000, "what was trained meanwhile is there"
 
             run.wait_for("a snapshot of that", lambda: memory_step(run) > 100_000)
-            run.kill("trainer", signal.SIGSTOP)
+            freeze(run.pid("trainer"))
             worker.clear_mark()  # as a chief that dies during a restore leaves it
             step, _ = worker.read()
             worker.add(100_000)
@@ -138,7 +139,7 @@ def test_row_58_a_returning_chief_keeps_a_living_model_and_restores_one_that_is_
 
             trained, _ = worker.read()
             run.wait_for("a snapshot after that", lambda: memory_step(run) > trained)
-            run.kill("trainer", signal.SIGSTOP)
+            freeze(run.pid("trainer"))
             worker.put(3)  # as if another process had initialized it; a step that the trainer had begun may follow
             run.kill("trainer")
             run.wait_event("recovered", 4)

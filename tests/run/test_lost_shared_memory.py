@@ -17,7 +17,7 @@ import pytest
 from procsv.base.run.paths import find_paths
 from procsv.ipc.shm.slot_header import scan_slots
 from tests.support.launched import Launched, launched, procsv, remove_live
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, freeze
 
 pytestmark = pytest.mark.fault
 
@@ -126,7 +126,7 @@ def test_row_49_a_state_lost_with_the_memory_before_its_save_is_named_and_ends_t
     with launched(tmp_path / "logdir", *NUMPY, "600", cwd=ROOT, PROCSV_FAILPOINTS=waits) as run:
         run.wait_event("checkpoint_durable")
         run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
-        run.kill("trainer", signal.SIGSTOP)  # otherwise it would capture its state again
+        freeze(run.pid("trainer"))  # otherwise it would capture its state again
         newest = scan_slots(shm_of(run))[0].step
         remove_live(shm_of(run))
         run.kill("trainer")

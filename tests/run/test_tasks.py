@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import run_json, text_of, wait_for_steps
 
 pytestmark = pytest.mark.fault
 
@@ -67,27 +68,9 @@ sys.exit(replicas.main())
 """
 
 
-def text_of(run: Launched, task: str) -> str:
-    """Return the output of all attempts of `task`."""
-    return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
-
-
 def told(run: Launched, task: str) -> list[str]:
     """Return what each attempt of `task` has printed about itself."""
     return re.findall(r"^I am .*", text_of(run, task), re.MULTILINE)
-
-
-def step_of(run: Launched) -> int:
-    return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["step"])
-
-
-def wait_for_steps(run: Launched) -> None:
-    """Wait for a snapshot of a step trained from now on."""
-    run.wait_for("a step", lambda: step_of(run) >= 0)  # run.json is written a moment after the step
-    now = step_of(run)
-    run.wait_for(
-        "a later snapshot", lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > now
-    )
 
 
 @pytest.mark.long
@@ -104,7 +87,7 @@ def test_row_59_each_task_that_is_killed_or_frozen_comes_back_at_its_address(
         wait_for_steps(run)
 
         for task in ("worker.1", "chief"):
-            before = step_of(run)
+            before = run_json(run)["step"]
             run.kill(task)
             run.wait_event("recovered", 2, task)
             (again,) = run.events("restarting", task)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -133,16 +131,6 @@ def launched(
     finally:
         run.end()
     check_journal(run.logdir)
-
-
-def freeze(pid: int) -> None:
-    """Send SIGSTOP, and wait until no thread runs any more: a rename under way when it comes still happens."""
-    os.kill(pid, signal.SIGSTOP)
-    while any(
-        (task / "stat").read_bytes().rpartition(b") ")[2][:1] not in b"TtZX"
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    ):
-        time.sleep(0.001)
 
 
 def remove_live(directory: Path) -> None:

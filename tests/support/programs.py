@@ -88,3 +88,13 @@ def until(what: Callable[[], object], turn: Callable[[], object], deadline_s: fl
     while not what():
         assert time.monotonic() < end_s, "waited in vain"
         turn()
+
+
+def freeze(pid: int) -> None:
+    """Send SIGSTOP, and wait until no thread runs any more: a rename under way when it comes still happens."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(
+        (task / "stat").read_bytes().rpartition(b") ")[2][:1] not in b"TtZX"
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    ):
+        time.sleep(0.001)

@@ -22,7 +22,8 @@ from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.launch_settings import Range
-from tests.support.launched import NOT_SAVED, freeze, remove_live
+from tests.support.launched import NOT_SAVED, remove_live
+from tests.support.programs import freeze
 from tests.watchdog.test_main import IDLE, launched
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """procsv.Supervisor without `procsv launch` starts its own watchdog and services and ends them with the session."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -18,13 +17,12 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.paths import find_paths
-from procsv.base.system.process_state import process_state
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.services.checkpoint.tools.compare import compare
 from tests.support.journal import read_journal
 from tests.support.launched import NEWS_S_MAX, environment, python
 from tests.support.leftovers import is_helper
-from tests.support.programs import until
+from tests.support.programs import freeze, until
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -281,9 +279,7 @@ with tf.Graph().as_default():
     until(lambda: any(slot.step >= 100 for slot in scan_slots(find_paths(logdir).shm_dir)), lambda: next(lines))
     services = psutil.Process(trainer.pid).children(recursive=True)
     assert len(services) == 3
-    trainer.send_signal(signal.SIGSTOP)
-    while process_state(trainer.pid) != "T":
-        os.sched_yield()
+    freeze(trainer.pid)
     newest = max(slot.step for slot in scan_slots(find_paths(logdir).shm_dir))
     trainer.kill()
     trainer.communicate()
