@@ -21,9 +21,8 @@ from procsv.ipc.shm.slot_index import DTYPES
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format import data_file, manifest
-from procsv.services.checkpoint.format.bundle_entries import UnsupportedTensor, parse_slice
+from procsv.services.checkpoint.format.bundle_index import BLOCK_BYTES, UnsupportedTensor, encode_table, parse_slice
 from procsv.services.checkpoint.format.bundle_reader import check_contents, check_structure
-from procsv.services.checkpoint.format.bundle_table import BLOCK_BYTES, encode_table
 from procsv.services.checkpoint.format.bundle_writer import CHUNK_BYTES, plan_bundle
 from procsv.services.checkpoint.store import write
 from tests.support import tf_ops_writer

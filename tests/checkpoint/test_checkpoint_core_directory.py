@@ -13,7 +13,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
 from procsv.services.checkpoint.core.core import CheckpointCore
-from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S
+from procsv.services.checkpoint.core.directory import CALM_S, RESCAN_S
 from procsv.services.checkpoint.core.facts import DiskState, SavableState, Scan, Sighting
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
 from tests.support.naming import Naming

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from procsv.services.checkpoint.core.external_saves import RESCAN_S
+from procsv.services.checkpoint.core.directory import RESCAN_S
 from tests.support.core_desk import Desk, slot
 
 

@@ -10,7 +10,7 @@ from procsv.base.run.manifest import FileSum
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, UserSave
 from procsv.ipc.messaging.endpoint import Received
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
-from procsv.services.checkpoint.core.external_saves import (
+from procsv.services.checkpoint.core.directory import (
     BUSY_S,
     CALM_S,
     CALM_UNNAMED_S,

@@ -18,8 +18,8 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.remote import gfile
+from procsv.services.checkpoint.remote.catalog import take_remote_inventory
 from procsv.services.checkpoint.remote.fence import WRITER
-from procsv.services.checkpoint.remote.inventory import take_remote_inventory
 from procsv.services.checkpoint.remote.url_files import UrlFiles
 from procsv.services.checkpoint.store.checkpoint_store import Store
 from tests.support.power_loss import Killed

@@ -30,7 +30,7 @@ from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.environment import CheckpointEnvironment
-from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
+from procsv.services.checkpoint.format.bundle_index import parse_slice, slice_key
 from procsv.services.checkpoint.format.bundle_reader import count_elements, read_index
 from procsv.services.checkpoint.format.manifest import read_manifest
 from procsv.services.checkpoint.format.names import manifest_of

@@ -7,10 +7,8 @@ only from events.  Its parts are pure, too:
     states.py           track the states in memory and on disk
     save_scheduler.py   decide when and why to save; back off after failures
     pending_replies.py  keep the peers that wait for a state to be on disk
-    restore_choice.py   choose the state that a trainer starts from
-    followers.py        answer the other tasks that start from the chief's state
-    directory.py        track the checkpoint directory and decide when to scan it
-    external_saves.py   decide which checkpoints of other writers to adopt
+    restore_choice.py   choose the state that a trainer starts from, and tell the tasks that follow it
+    directory.py        decide when to scan the checkpoint directory, and what to adopt there
 
 This module passes each event to the parts that it concerns, and orders their decisions.
 """
@@ -57,9 +55,8 @@ from procsv.services.checkpoint.core.facts import (
     Scan,
     Verified,
 )
-from procsv.services.checkpoint.core.followers import Followers
 from procsv.services.checkpoint.core.pending_replies import PendingReplies
-from procsv.services.checkpoint.core.restore_choice import Restoring
+from procsv.services.checkpoint.core.restore_choice import Followers, Restoring
 from procsv.services.checkpoint.core.save_scheduler import Saving, as_reason
 from procsv.services.checkpoint.core.states import States
 

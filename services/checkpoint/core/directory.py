@@ -1,22 +1,191 @@
-"""Decide when to scan the checkpoint directory, and how long shutdown waits for what a scan finds.
+"""Decide when to scan the checkpoint directory, and which checkpoints of other writers to adopt.
 
-Part of the core (core.py).  It tracks the plan for the directory and whether the directory's
-contents are known.  Pure: the contents arrive as events, and requests to look leave as actions.
-external_saves.py decides which checkpoints of other writers to adopt.
+Part of the core (core.py).  Pure: the contents arrive as events, and requests to look leave as
+actions.  The program may call a Saver at any time.  A scan is due when the filesystem hints at a
+change (a hint may be lost), when the trainer reports a save, and every RESCAN_S.
+
+An *external* checkpoint has no manifest, or a manifest for another index.  Once it has not changed
+for a while, it is verified and adopted; immediately if its writer is known to have finished.  A
+checkpoint that fails verification is left alone until it changes.
 """
 
 from __future__ import annotations
 
 import math
 
+import msgspec
+
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Unwritable
-from procsv.services.checkpoint.core.actions import Action, Announce, TakeStock
-from procsv.services.checkpoint.core.external_saves import ExternalSaves
-from procsv.services.checkpoint.core.facts import AdoptionResult, DiskState, Scan, Verified
+from procsv.ipc.messaging.endpoint import Received
+from procsv.services.checkpoint.core.actions import (
+    Acknowledge,
+    Action,
+    Adopt,
+    Announce,
+    Examine,
+    MakeOwn,
+    ScanDirectory,
+    TakeStock,
+)
+from procsv.services.checkpoint.core.facts import AdoptionResult, DiskState, Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN
 from procsv.services.checkpoint.core.states import States
 
+RESCAN_S = 5.0  # between scans, even without a hint
+SCAN_S_MIN = 0.1  # between scans, however many hints there are
+GATHER_S = 0.1  # from a hint to its scan: a commit makes a dozen changes, and one scan shows them all
+# How long a checkpoint must stay unchanged before it is examined: one that the `checkpoint` file names, and any other.
+CALM_S = 0.3
+CALM_UNNAMED_S = 2.0
+BUSY_S = 0.5  # before the next try while another Saver holds the lock
 ADOPTION_S_MAX = 5.0  # how long shutdown waits for the next of the program's last saves to be adopted
+
+
+class ExternalSaves(msgspec.Struct):
+    """External checkpoints as the scans have seen them.
+
+    Times are monotonic, except for `_baseline_s` in Unix seconds: older checkpoints are not new.  While it is None,
+    everything that the first scan shows counts as old.  `_since` maps a path to its signature and when that was first
+    seen, or to a later time if the checkpoint could not be read.
+    """
+
+    scans_begun: int = 0
+    scans_done: int = 0
+    _scan_s: float = 0.0  # when the next scan is due
+    _earliest_s: float = 0.0  # the next scan does not begin before, even after a hint
+    _hinted_s: float = math.inf  # when a hint or report asks for a scan; during a scan: for the next one
+    _baseline_s: float | None = None
+    _since: dict[str, tuple[Signature, float]] = msgspec.field(default_factory=dict)
+    _done: dict[str, Signature] = msgspec.field(default_factory=dict)
+    _told: dict[str, list[Received]] = msgspec.field(default_factory=dict)
+    _own: set[str] = msgspec.field(default_factory=set)  # reported by the trainer, not settled yet
+    _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted before the trainer's report
+    _busy: Sighting | None = None  # being examined or adopted
+    _examined: Verified | None = None  # the last one that could not be adopted yet
+    _writers_are_gone: bool = False  # the trainer is dead, so nobody is still writing
+
+    # -- events -----------------------------------------------------------------------------------------------
+    def start_directory(self, run_began: float | None) -> None:
+        """Starts with a new directory and ignores checkpoints from before `run_began` (Unix seconds)."""
+        self._baseline_s = run_began
+        self._since, self._done, self._scan_s = {}, {}, 0.0
+
+    def hint(self, now_s: float) -> None:
+        """Schedules a scan because something has changed in the directory."""
+        self._hinted_s = min(self._hinted_s, now_s + GATHER_S)
+
+    def own_save_reported(self, asker: Received, path: str) -> None:
+        """Notes the trainer's report that the supervised Saver has finished saving `path`."""
+        self._told.setdefault(path, []).append(asker)
+        self._own.add(path)
+        self._done.pop(path, None)
+        self._hinted_s = -math.inf
+
+    def writers_are_gone(self, are_gone: bool) -> None:
+        """Notes whether all writers are dead, and requests a scan now.
+
+        Once they are, every checkpoint is examined without waiting for it to settle.
+        """
+        self._writers_are_gone = are_gone
+        self._hinted_s, self._earliest_s = -math.inf, 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every checkpoint seen is settled."""
+        return self._busy is None and not self._since
+
+    # -- scans ----------------------------------------------------------------------------------------------
+    def request_scan(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
+        """Requests a scan if one is due."""
+        if plan is None or self.scans_done < self.scans_begun or now_s < self.next_due_s():
+            return []
+        self.scans_begun += 1
+        self._hinted_s = self._scan_s = math.inf
+        return [ScanDirectory(plan)]
+
+    def next_due_s(self) -> float:
+        """Returns when the next scan is due; infinite during a scan, since its result decides."""
+        if self.scans_done < self.scans_begun:
+            return math.inf
+        return max(self._earliest_s, min(self._hinted_s, self._scan_s))
+
+    def scanned(self, scan: Scan, plan: CheckpointPlan, now_s: float) -> list[Action]:
+        """Sorts out the checkpoints that a scan has found, and begins to examine one that has settled."""
+        self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
+        external = {s.path: s for s in scan.external}
+        # Reported ones are new, whatever the clock said when they were saved.
+        unreported = [s for s in scan.external if s.path not in self._own]
+        old = [s for s in unreported if self._baseline_s is None or s.time < self._baseline_s]
+        self._done.update({s.path: s.signature for s in old})
+        self._baseline_s = -math.inf if self._baseline_s is None else self._baseline_s
+        news = [s for s in scan.external if self._done.get(s.path) != s.signature]
+        self._since = {s.path: self._seen_since(s, now_s) for s in news}
+        self._done = {path: signature for path, signature in self._done.items() if path in external}
+        out = self._answer_about({s.path for s in news}, plan)
+        calm_s = {s.path: self._since[s.path][1] + self._calm_s(s) for s in news}
+        self._scan_s = min([now_s + RESCAN_S, *(due_s for due_s in calm_s.values() if due_s > now_s)])
+        ready = [s for s in news if calm_s[s.path] <= now_s]
+        if ready and self._busy is None:
+            self._busy = min(ready, key=lambda s: s.time)
+            known, self._examined = self._examined, None
+            if known is not None and (known.path, known.signature) == (self._busy.path, self._busy.signature):
+                out += self.examined(known, plan, now_s)
+            else:
+                out.append(Examine(self._busy, plan))
+        return out
+
+    def _seen_since(self, sighting: Sighting, now_s: float) -> tuple[Signature, float]:
+        before = self._since.get(sighting.path)
+        return before if before is not None and before[0] == sighting.signature else (sighting.signature, now_s)
+
+    def _calm_s(self, sighting: Sighting) -> float:
+        if sighting.path in self._own or self._writers_are_gone:
+            return 0.0
+        return CALM_S if sighting.listed else CALM_UNNAMED_S
+
+    def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
+        """Acknowledges settled reports: the checkpoint is adopted, unusable or gone."""
+        settled = [path for path in self._told if path not in open_paths]
+        late = self._unannounced.intersection(settled)
+        self._unannounced -= late
+        self._own &= open_paths
+        out: list[Action] = [MakeOwn(path, plan) for path in sorted(late)]
+        return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
+
+    # -- adoption --------------------------------------------------------------------------------------------
+    def examined(self, examined: Verified, plan: CheckpointPlan, now_s: float) -> list[Action]:
+        """Adopts an external checkpoint that was read; one that could not be read waits for a later scan."""
+        assert self._busy is not None, "examined unasked"
+        if not examined.is_read:
+            self._since[examined.path] = (examined.signature, now_s + RESCAN_S)
+            self._busy, self._hinted_s = None, -math.inf
+            return []
+        if examined.error:
+            self._done[examined.path] = examined.signature
+        if not examined.files:
+            self._end_with(examined.path)
+            return []
+        return [Adopt(examined, examined.path in self._own, plan)]
+
+    def adopted(self, taken: AdoptionResult, now_s: float) -> None:
+        """Handles the result of an adoption.
+
+        Without a manifest yet, the checkpoint has changed or another Saver holds the lock: it is tried again.
+        """
+        examined = taken.examined
+        if taken.durable is None:
+            self._earliest_s = now_s + BUSY_S
+            self._examined = examined  # it is not read again unless it changes
+        else:
+            self._done[examined.path] = examined.signature
+            self._unannounced = (
+                self._unannounced - {examined.path} if taken.own else self._unannounced | {examined.path}
+            )
+        self._end_with(examined.path)
+
+    def _end_with(self, path: str) -> None:
+        self._since.pop(path, None)
+        self._busy, self._hinted_s = None, -math.inf
 
 
 class Directory:

@@ -25,19 +25,20 @@ from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
 from procsv.ipc.shm.slot_index import DTYPES, PACKED, Contents, TensorEntry, unpack_strings
 from procsv.services.checkpoint.core.facts import WriteMismatch
-from procsv.services.checkpoint.format.bundle_entries import (
+from procsv.services.checkpoint.format.bundle_index import (
     STRING,
     VARIANT,
     Slice,
     UnsupportedTensor,
     add_slice,
     encode_header,
+    encode_table,
     new_entry,
     parse_slice,
     slice_key,
+    varint,
 )
 from procsv.services.checkpoint.format.bundle_reader import mask
-from procsv.services.checkpoint.format.bundle_table import encode_table, varint
 from procsv.services.checkpoint.format.data_file import DataFile
 
 CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there

@@ -1,7 +1,8 @@
-"""Find and verify the checkpoints in a remote directory, and move bad ones aside.
+"""Find, list and verify the checkpoints in a remote directory, and move bad ones aside.
 
-url_files.py calls it on the disk thread.  It does what store/catalog.py does, through TensorFlow's
-filesystem, and never deletes anything.
+It does what store/catalog.py does, through TensorFlow's filesystem, and never deletes anything.
+url_files.py calls it on the disk thread; tools/inventory.py calls `take_remote_inventory`, which only
+reads.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import re
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
-from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, check_sum, decode_manifest
 from procsv.services.checkpoint.format.names import step_in_name
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 from procsv.services.checkpoint.remote import gfile
+from procsv.services.checkpoint.store.inventory import CheckpointDirectory, Inventory
 from procsv.services.checkpoint.store.search import Listing
 
 _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
@@ -120,3 +122,41 @@ def verify_files(manifest: Manifest, directory: str) -> None:
         except FileNotFoundError:
             raise BadCheckpoint(f"{name} is missing in {directory}") from None
         check_sum(name, found, expected)
+
+
+class _RemotePlace(UrlListing, CheckpointDirectory):
+    """A checkpoint directory at a URL.
+
+    It does not check the structure of a checkpoint without a manifest, and takes the step from its name.
+    """
+
+    def __init__(self, directory: str) -> None:
+        prefix = f"{directory}/model.ckpt"
+        super().__init__(
+            CheckpointPlan(
+                save_path=prefix,
+                latest_filename="checkpoint",
+                save_secs=0.0,
+                max_to_keep=0,
+                keep_every_n_hours=KEEP_NEVER_HOURS,
+                pad_step_number=False,
+                save_relative_paths=False,
+                meta_path="",
+            )
+        )
+
+    def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
+        directory = gfile.directory_of(path)
+        return {name: gfile.stat(gfile.join(directory, name)) for name in self.files_of(path)}
+
+
+def take_remote_inventory(url: str, verify: bool) -> Inventory:
+    """Lists all checkpoints at `url`; FileNotFoundError if it is not a directory."""
+    directory = url.rstrip("/")
+    if not gfile.is_directory(directory):
+        raise FileNotFoundError(2, "no such directory", directory)
+    place = _RemotePlace(directory)
+    suffixes = (".index", MANIFEST_SUFFIX)
+    prefixes = {name.removesuffix(s) for name in place.names for s in suffixes if name.endswith(s)}
+    paths = {gfile.join(directory, name) for name in prefixes} | {c.path for c in place.candidates}
+    return place.take_inventory(paths, [name for name in place.names if ".rejected" in name], verify)

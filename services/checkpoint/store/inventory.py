@@ -1,6 +1,6 @@
 """List a directory's checkpoints and the files that belong to none.
 
-tools/inventory.py uses it for a local directory, and remote/inventory.py for a URL. It only reads, so
+tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL. It only reads, so
 it may be used during a run.
 """
 

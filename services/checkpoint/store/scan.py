@@ -1,7 +1,7 @@
 """Scan for external checkpoints: find them by names and times, then verify them.
 
 process.py runs scans on threads of their own, also during a commit. They only read and fsync.
-external_saves.py decides what to do with the result, and the store does it.
+core/directory.py decides what to do with the result, and the store does it.
 """
 
 from __future__ import annotations

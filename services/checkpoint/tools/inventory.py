@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     verify = "--verify" in argv[1:]
     try:
         if is_remote(argv[0]):
-            from procsv.services.checkpoint.remote.inventory import take_remote_inventory
+            from procsv.services.checkpoint.remote.catalog import take_remote_inventory
 
             inventory: msgspec.Struct = take_remote_inventory(argv[0], verify)
         else:
