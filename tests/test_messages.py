@@ -24,7 +24,7 @@ from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.event_hook import concerns, describe
-from procsv.watchdog.machines.core import losses
+from procsv.watchdog.machines.core import membership
 from tests.support.journal import an_entry
 from tests.support.sentences import quoted, quotes, said_in
 
@@ -190,8 +190,8 @@ def machines() -> list[str]:
     said = each(wording.goes_on_after_coordinator, (WORKER, AdoptedTask("n2", 3, 77)))
     said += each(wording.goes_on_without, (WORKER, "it crashed 5 times", 1), (EVALUATOR, "it crashed 5 times", 2))
     said += each(wording.ended_without, (WORKER, "it crashed 5 times"))
-    said += [losses.spare_lost(WORKER, "n5", silent_s).text for silent_s in (12.0, 0.0)]
-    said.append(losses.member_replaced(WORKER, "n2", 76, 77).text)
+    said += [membership.spare_lost(WORKER, "n5", silent_s).text for silent_s in (12.0, 0.0)]
+    said.append(membership.member_replaced(WORKER, "n2", 76, 77).text)
     return [*said, *each(wording.restarts_elsewhere, (840,), (-1,)), wording.NONE_IS_SPARED]
 
 

@@ -1,6 +1,6 @@
 """Track a snapshot's transfer from another machine: which pieces are missing, and which to request next.
 
-Used by fetch.py and receive.py.  Pure.  The receiver requests each piece, so neither side holds more
+Used by fetch.py.  Pure.  The receiver requests each piece, so neither side holds more
 than a window of pieces, and a silent sender is noticed.  While a connection lasts, TCP loses nothing.
 So pieces are requested again only after no piece has come for a while.
 """

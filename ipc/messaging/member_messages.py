@@ -24,7 +24,7 @@ class LaunchLock(msgspec.Struct, frozen=True):
     launches have held the same lock, the earlier one is dead with all its processes.
 
     watchdog/machines/joining.py describes the lock, a member sends it, and the coordinator judges it
-    (watchdog/machines/core/succession.py).
+    (watchdog/machines/core/membership.py).
     """
 
     directory: str  # boot, device and inode: the same for every container on that system

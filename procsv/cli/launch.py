@@ -32,9 +32,9 @@ from procsv.base.system.processes import forbid_dumps, give_back_limit, raise_de
 from procsv.cli.config import check_environment
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
+from procsv.cli.launching.new_start import check_consistent_snapshots, check_min_workers, check_tasks, place
 from procsv.cli.launching.new_start import make_start as make_start
 from procsv.cli.launching.run_options import MACHINES, RUN, TASKS
-from procsv.cli.launching.several import check_consistent_snapshots, check_min_workers, check_tasks, place
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.faults.plan import aim_at_tasks

@@ -14,7 +14,7 @@ from procsv.base.run.checkpoint_lock import is_checkpoint_locked
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import write_run
 from procsv.ipc.messaging.start import Start
-from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
+from procsv.training.runtime.program_logdir import CarriedCheckpoints
 from tests.cli.test_run_file import a_run
 
 OLD = ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index", "model.ckpt-1.manifest.json", "model.ckpt-1.meta")

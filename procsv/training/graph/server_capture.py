@@ -1,6 +1,6 @@
 """Have servers capture their own variables into the chief's slot, by order of the chief.
 
-A Capture uses this in a run whose servers are our processes, where servers/kept_views.py does the
+A Capture uses this in a run whose servers are our processes, where servers.py does the
 server's part. Captures of servers on other machines are fetched into the slot (`FarServer`). All
 servers take their views in the call in which the chief takes the rest. Only the order and a number
 for an answer travel. The thread that copies the chief's own part then orders the servers' copies,
@@ -23,13 +23,12 @@ from procsv.base.cluster import PS
 from procsv.base.encoding import encode_msgpack
 from procsv.base.errors import PeerError
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.bulk.receive import receive
+from procsv.ipc.bulk.fetch import receive
 from procsv.ipc.bulk.transfer import Transfer
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
-from procsv.training.servers.far_captures import begins, from_numbers
-from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, CaptureOrder
+from procsv.training.servers import COPY, NO_STEP, TAKE, CaptureOrder, begins, from_numbers
 
 tf1 = tf.compat.v1
 

@@ -66,12 +66,12 @@ def _offer_captures(runtime: Runtime) -> None:
     captures.
     """
     # Only now, because the program has imported NumPy.
-    kept_views: Any = importlib.import_module("procsv.training.servers.kept_views")
+    servers: Any = importlib.import_module("procsv.training.servers")
     script_ops: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)
     if table is not None:
-        kept = kept_views.KeptViews(runtime.connection.paths.shm_dir)
-        _calls.update({kept_views.TAKE: kept.capture_views, kept_views.COPY: kept.copy})
+        kept = servers.KeptViews(runtime.connection.paths.shm_dir)
+        _calls.update({servers.TAKE: kept.capture_views, servers.COPY: kept.copy})
         table.update(_calls)
 
 

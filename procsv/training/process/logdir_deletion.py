@@ -27,8 +27,8 @@ from procsv.base.units import show_count
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_import import call_after_import
-from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.program_logdir import CarriedCheckpoints
 
 TRIES_MAX = 50
 _PATTERNS = ("*.index", "events.out.tfevents.*")

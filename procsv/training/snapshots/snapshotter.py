@@ -5,7 +5,7 @@ thread captures at the step boundary.  If it does not reach the boundary in time
 captures: it then holds the boundary's lock, or captures beside a call that changes nothing.  Only
 the worker copies and publishes, in capture order, and looks after the memory (snapshot_worker.py).
 
-Lock order: `Boundary.lock`, the queue's lock (guarded_queue.py), the backend's lock.  A thread that
+Lock order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the backend's lock.  A thread that
 holds the backend's lock takes no other.
 """
 
@@ -25,10 +25,15 @@ from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.guarded_queue import FailureReports, Finish, GuardedQueue
 from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotRequest, Want, Work
 from procsv.training.snapshots.snapshot_state import SnapshotState
-from procsv.training.snapshots.snapshot_worker import SnapshotMemory, SnapshotPublisher
+from procsv.training.snapshots.snapshot_worker import (
+    FailureReports,
+    Finish,
+    GuardedQueue,
+    SnapshotMemory,
+    SnapshotPublisher,
+)
 from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon a waiting thread notices that the checkpoint service is lost

@@ -34,7 +34,7 @@ from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import watchdog_messages
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.actions import Action
-from procsv.watchdog.core.cluster.roster import Roster, WaitsInVain, find_awaited, servers_of
+from procsv.watchdog.core.cluster import Roster, WaitsInVain, find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording

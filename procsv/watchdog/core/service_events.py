@@ -10,7 +10,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
 from procsv.watchdog.core.actions import Action, Say, StartAttempt, Tell, WriteEntry
-from procsv.watchdog.core.cluster.roster import Roster
+from procsv.watchdog.core.cluster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.events import Ended, FileState, NotStarted, Said, Ticked

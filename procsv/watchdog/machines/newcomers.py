@@ -1,6 +1,6 @@
 """Handle launches that ask to join an active run, restarted after a kill.
 
-They may be on the same machine or on another. Used by remote_tasks.py. core/succession.py decides
+They may be on the same machine or on another. Used by remote_tasks.py. core/membership.py decides
 whether the previous launch is dead. If this process is killed at any point, the asking launch finds
 the next coordinator's term.
 """
@@ -19,8 +19,7 @@ from procsv.ipc.messaging import member_messages
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.machines.core.membership import Member, Membership
-from procsv.watchdog.machines.core.succession import Claim, judge_claim
+from procsv.watchdog.machines.core.membership import Claim, Member, Membership, judge_claim
 
 GONE_ON = "the run counted this machine as lost, and another one has its task"
 PATIENCE = 2  # peer timeouts for the previous launch to fall silent; after that, both launches are alive

@@ -28,10 +28,16 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteHost
-from procsv.watchdog.machines.core.losses import member_lost, member_replaced, spare_lost
-from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
+from procsv.watchdog.machines.core.membership import (
+    Claim,
+    Member,
+    Membership,
+    beat_interval_s,
+    member_lost,
+    member_replaced,
+    spare_lost,
+)
 from procsv.watchdog.machines.core.orders import Order, Orders
-from procsv.watchdog.machines.core.succession import Claim
 from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.newcomers import Newcomers, as_member
 from procsv.watchdog.machines.questions import Questions

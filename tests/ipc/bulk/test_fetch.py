@@ -22,7 +22,7 @@ from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.run.paths import RunPaths
 from procsv.base.system import failpoints
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.bulk import receive as receiving
+from procsv.ipc.bulk import fetch as fetching
 from procsv.ipc.bulk import sender as sending
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.bulk.sender import Sender
@@ -159,7 +159,7 @@ def test_a_client_without_a_token_or_too_late_learns_so_at_once(
 
 
 def test_a_client_without_the_keys_gets_nothing(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "SILENCE_S_MAX", 0.5)
+    monkeypatch.setattr(fetching, "SILENCE_S_MAX", 0.5)
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.5)
     keys = KeyPair.new()
     offer = replace(machines.sender.offer(machines.slot), client_public=keys.public, client_secret=keys.secret)

@@ -19,8 +19,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core import events
-from procsv.watchdog.machines.core.losses import member_lost, member_replaced
-from procsv.watchdog.machines.core.membership import Membership
+from procsv.watchdog.machines.core.membership import Membership, member_lost, member_replaced
 from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id
 from tests.support.fake_clock import FakeClock

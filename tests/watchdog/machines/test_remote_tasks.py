@@ -15,8 +15,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core.events import Event, NotStarted, TreeGone
-from procsv.watchdog.machines.core.losses import member_lost
-from procsv.watchdog.machines.core.membership import Member, Membership
+from procsv.watchdog.machines.core.membership import Member, Membership, member_lost
 from procsv.watchdog.machines.remote_tasks import RemoteTasks
 from tests.support.fake_clock import FakeClock
 

@@ -10,7 +10,7 @@ from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.watchdog.core.actions import Action, KillTree, Quit, Say, Tell, WriteEntry
-from procsv.watchdog.core.cluster.roster import Roster
+from procsv.watchdog.core.cluster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor

@@ -23,7 +23,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.run.manifest import Reason
 from procsv.watchdog.core.actions import Action, EndStarts, Say, Signal, WriteEntry, WriteRun
-from procsv.watchdog.core.cluster.roster import Roster
+from procsv.watchdog.core.cluster import Roster
 from procsv.watchdog.core.events import StopAsked, TaskLost
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.services import ServiceSupervisor

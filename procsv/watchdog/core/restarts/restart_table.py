@@ -1,7 +1,7 @@
 """Define what follows from the end of one task.
 
 That depends on the task's duty and on what binds the run's tasks together. Used by run.py and
-roster.py. Pure and total: each combination of duty, policy and end has its row. Which workers a run
+cluster.py. Pure and total: each combination of duty, policy and end has its row. Which workers a run
 can do without is decided anew each time, because a gang may form after a worker was given up.
 restart_policy.py decides whether and when a task is restarted at all.
 """

@@ -157,7 +157,7 @@ class ModelProgress(msgspec.Struct):
     """The progress of a model that several tasks train on parameter servers, from the steps of all
     of them.
 
-    roster.py makes it for runs with servers, and all training tasks share it. The chief alone
+    cluster.py makes it for runs with servers, and all training tasks share it. The chief alone
     cannot tell what a lost server has cost, because the others keep training while the chief is
     away. Steps are the last ones read from each task, so a loss may be counted half a second short.
     """

@@ -32,8 +32,7 @@ from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, Reaction, TaskState
 from procsv.watchdog.core.task.next_start import Past
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
-from procsv.watchdog.core.task.trainer_news import TrainerNews
-from procsv.watchdog.core.task.trainer_watch import TrainerWatch
+from procsv.watchdog.core.task.trainer_news import TrainerNews, TrainerWatch
 
 _LATE = {TaskState.STOPPING: LifecycleEvent.KILL_ASKED, TaskState.RECYCLING: LifecycleEvent.RECYCLE_LATE}
 _DEATHS = {CauseKind.DONE: LifecycleEvent.FINISHED, CauseKind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}

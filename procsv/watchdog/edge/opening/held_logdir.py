@@ -1,21 +1,121 @@
 """Hold the locks and leases of the run's own directory and of an adopted logdir.
 
-Used by event_loop.py.
+The adopted logdir is the one that the program names. It is locked and leased like the run's own
+directory, and points to it. The program's processes inherit the lock on the run's own directory. A
+launch that wants the logdir follows its pointer there, and finds what a killed watchdog has left. If
+`take_logdir` is killed at any point, run.json does not name the logdir yet, so the pointer is ignored
+and the next launch starts over.
+
+Used by take_logdir.py at the start of a run, and by event_loop.py while it is active.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.lease import Lease, LeaseKeeper
-from procsv.base.run.paths import RunPaths
+from procsv.base.run.adoption import root_of, write_pointer
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, find_place
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.records import PRIVATE, whose
+from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import DirectoryLock
-from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
-from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use, name_holder
+from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use, name_holder, take_lease
+
+
+class AdoptedLogdir:
+    def __init__(self, logdir: Path, root: Path, lease: Lease, clock: Clock) -> None:
+        """`lease`: the run's."""
+        self._paths, self._root, self._lease, self._clock = find_paths(logdir), root, lease, clock
+        self._lock, self._file = DirectoryLock(self._paths.home), LeaseFile(self._paths, has_run_json=False)
+        self._keeper: LeaseKeeper | None = None
+
+    def take_logdir(self, wait: Wait, say: Callable[[str], None]) -> None:
+        """Take the logdir; LogdirLocked if another run has it, or it cannot be written. `wait`
+        raises if no wait is allowed.
+        """
+        paths = self._paths
+        try:
+            paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            refuse_if_adopted(paths, self._root)
+            _refuse_if_active(paths, find_run_in(paths))
+            if not self._lock.try_acquire():
+                raise _still_held(paths)
+            take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.is_firm)
+            self._point()
+        except OSError as error:
+            self._lock.release_lock()
+            text = f"the logdir {paths.logdir} cannot be written: {error.strerror}{whose(paths.logdir)}"
+            raise LogdirLocked(text) from error
+        except BaseException:
+            self._lock.release_lock()
+            raise
+        self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic(), has_run_json=False)
+
+    def keep(self, now_s: float) -> str:
+        """Renew the lease if that is due, and recreate what the program deleted with its logdir.
+
+        Return who has taken the logdir; "" if it is still ours.
+        """
+        if self._keeper is None or not self._keeper.is_due(now_s):
+            return ""
+        with contextlib.suppress(OSError):  # full or read-only: try again later
+            if self._paths.logdir.is_dir():
+                self._paths.home.mkdir(mode=PRIVATE, exist_ok=True)
+                self._point()
+        taken = self._keeper.renew(now_s, self._clock.wall())
+        if taken is not None:
+            return name_holder(taken)
+        self._lock.relock()
+        return ""
+
+    def _point(self) -> None:
+        """Make the logdir point to the run, unless another run has taken it."""
+        write = partial(write_pointer, self._paths.logdir, self._root)
+        self._file.change(self._lease.run, lambda fence: write(fence.put))
+
+    def let_go(self) -> None:
+        self._file.remove(self._lease.run)
+        self._lock.release_lock()
+
+
+def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
+    """Raise LogdirLocked if a run elsewhere has adopted this logdir and part of it is alive. The
+    run in `root` does not count.
+    """
+    other = root_of(paths.logdir)
+    if other is None or other == root:
+        return
+    theirs = find_paths(other)
+    _refuse_if_active(paths, find_run_in(theirs))
+    lock = DirectoryLock(theirs.home)
+    try:
+        if not lock.try_acquire():
+            raise _still_held(theirs)
+    finally:
+        lock.release_lock()
+
+
+def _refuse_if_active(paths: RunPaths, run: RunFile | None) -> None:
+    if run is not None and run.is_active and run.ended_at is None:
+        here = find_place()
+        lease = Lease(run=run.run, place=here, pid=run.pid, started=0.0, what="procsv launch", since=run.started_at)
+        raise LogdirLocked(in_use(paths, lease, here))
+
+
+def _still_held(paths: RunPaths) -> LogdirLocked:
+    holder = LeaseFile(paths).holder()
+    if holder is not None and holder.process.is_alive():
+        return LogdirLocked(in_use(paths, holder, find_place()))
+    return LogdirLocked(
+        f"processes of an earlier launch in {paths.logdir} still run; start again once they have ended, or end them with "
+        f"`procsv stop {paths.logdir}`"
+    )
 
 
 class HeldLogdir:

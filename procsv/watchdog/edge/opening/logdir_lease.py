@@ -1,6 +1,6 @@
 """Take the lease of a logdir, at once or after watching it if another machine may hold it.
 
-Used by open_run.py and adopted_logdir.py, which have the directory's lock; held_logdir.py renews
+Used by open_run.py and held_logdir.py, which have the directory's lock; held_logdir.py renews
 the lease. A machine's clock is never compared with another's.
 """
 

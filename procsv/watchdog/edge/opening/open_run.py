@@ -31,7 +31,7 @@ from procsv.base.run.saved_step import saved_step
 from procsv.base.run.stale_memory import HeldDirectory, find_claim, make_owner, sweep_beside
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock
-from procsv.watchdog.edge.opening.adopted_logdir import refuse_if_adopted
+from procsv.watchdog.edge.opening.held_logdir import refuse_if_adopted
 from procsv.watchdog.edge.opening.leftovers import wait_for_leftovers
 from procsv.watchdog.edge.opening.logdir_lease import take_lease
 from procsv.watchdog.edge.opening.run_lock import TRIES_MAX, OpenRequest, check_room, take_run_lock, used_here

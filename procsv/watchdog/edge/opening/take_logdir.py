@@ -26,7 +26,7 @@ from procsv.base.units import show_time
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.relaunch import Adopt, GoOn, NothingToDo, Refuse, RelaunchFacts, decide
 from procsv.watchdog.edge.launch import Launch
-from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
+from procsv.watchdog.edge.opening.held_logdir import AdoptedLogdir
 from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
 

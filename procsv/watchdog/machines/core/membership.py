@@ -1,21 +1,29 @@
-"""Track the members of a run for its coordinator: joins, losses, and clock offsets.
+"""Track the members of a run for its coordinator: joins, losses, successors, and clock offsets.
 
 Pure. A member is the watchdog on another machine, and hosts one task. It counts as lost after
 `peer_timeout_s` without a message. Whether its machine is gone, cut off or frozen cannot be known
 here and does not matter: the run no longer counts on what it hosts.
+
+Two living launches never have the same task. A newcomer gets a place that another launch has at
+once if its lock proves that the previous launch is dead, and otherwise only when that launch counts
+as lost.
 """
 
 from __future__ import annotations
 
 import math
+from enum import Enum, auto
 
 import msgspec
 
 from procsv.base.cluster import SPARE
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
-from procsv.ipc.messaging.member_messages import LaunchLock
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.member_messages import Join, LaunchLock
 from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.events import Noted, TaskLost
 
 BEAT_S_MAX = 2.0  # between two beats of a member, and of the coordinator
 BEATS_MISSED = 5  # a member is lost after at least this many missed beats
@@ -211,3 +219,68 @@ class Membership:
     def next_due_s(self) -> float | None:
         """Return when the next member would count as lost."""
         return min((m.heard_s + self._timeout_s for m in self.by_task.values() if m.takes_orders), default=None)
+
+
+# -- a launch that asks for a place that another launch already has ---------------------------------------------------
+class Claim(Enum):
+    """What an asking launch is entitled to."""
+
+    AGAIN = auto()  # it already has the place, and asks again because the answer was lost with its connection
+    SUCCEEDS = auto()  # the previous launch is dead, and the task keeps its address: the newcomer takes over
+    BEGINS = auto()  # the previous launch is dead, but the task's address would change: all tasks begin again
+    WAITS = auto()  # the previous launch may be alive
+    GONE = auto()  # the run continues without that place, or ends
+
+
+def judge_claim(member: Member | None, join: Join) -> Claim:
+    """Judge a request to join. `member`: the launch that has the place now, if the run knows one."""
+    if member is None or member.task != join.task:
+        return Claim.GONE
+    if join.launch and member.launch == join.launch:
+        return Claim.AGAIN
+    if join.served is not None:
+        return Claim.GONE  # it was lost, and has been replaced
+    if not member.takes_orders:
+        return Claim.WAITS  # the run is about to end, or to begin again
+    if join.lock is None or not join.lock.follows(member.lock):
+        return Claim.WAITS
+    return Claim.SUCCEEDS if member.address == join.address else Claim.BEGINS
+
+
+# -- what the loss of a member means for the run, as an event for its core --------------------------------------------
+def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is_killed: bool = False) -> TaskLost:
+    """The machine that has the task is silent, or its launch was killed (`is_killed`), as another
+    launch there has shown. `spare`: the host that can take over the task; "" if none.
+    """
+    why = f"{host} has been silent for {show_duration(silent_s)}"
+    if is_killed:
+        why = f"the launch on {host} was killed, and the next one there has another address"
+    follows = f"all tasks restart, with {spare} in its place" if spare else "the run stops"
+    return TaskLost(
+        task=task,
+        why=why,
+        entry=entries.MemberLost(host=host, silent=round(silent_s, 3), spare=spare),
+        text=f"{why}, where {task} runs: {follows}",
+        host=host,
+        spare=spare,
+    )
+
+
+def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
+    """The launch that had the task or place, process `before`, was killed, and another launch on
+    its machine takes over, process `pid`.
+    """
+    return TaskLost(
+        task=task,
+        why=f"its launch on {host} (process {before}) was killed",
+        entry=entries.MemberReplaced(host=host, before=before, pid=pid),
+        text=f"the launch of {task} on {host} (process {before}) was killed; process {pid} replaces it",
+    )
+
+
+def spare_lost(name: TaskId, host: str, silent_s: float) -> Noted:
+    """A machine without a task is silent. `silent_s`: 0.0 if it announced that it leaves."""
+    why = f"{host} has been silent for {show_duration(silent_s)}" if silent_s else f"{host} announced its end"
+    entry = entries.SpareLost(host=host, silent=round(silent_s, 3))
+    text = f"{why}; it is a spare without a task, and will not take one over"
+    return Noted(task=name, incarnation=1, entry=entry, text=text, is_bad=True)

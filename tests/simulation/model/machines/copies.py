@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.errors import PeerError
-from procsv.ipc.bulk.receive import LOOK_S
+from procsv.ipc.bulk.fetch import LOOK_S
 from procsv.ipc.bulk.sender import OFFER_S_MAX
 from procsv.ipc.bulk.transfer import Transfer, TransferPiece
 from procsv.ipc.messaging.checkpoint_messages import StateOffer

@@ -7,7 +7,7 @@ from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import StartAttempt
 from procsv.watchdog.core.events import NotStarted, RecycleAsked, StopAsked, Ticked, TreeGone
-from procsv.watchdog.machines.core.losses import member_lost, spare_lost
+from procsv.watchdog.machines.core.membership import member_lost, spare_lost
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
 

@@ -9,8 +9,7 @@ import pytest
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.member_messages import Join, LaunchLock, Served
-from procsv.watchdog.machines.core.membership import Member
-from procsv.watchdog.machines.core.succession import Claim, judge_claim
+from procsv.watchdog.machines.core.membership import Claim, Member, judge_claim
 
 WORKER, SPARE = TaskId("worker", 0), TaskId("spare", 0)
 HERE, THERE = "boot-1:8:77", "boot-2:8:77"

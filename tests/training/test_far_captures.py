@@ -12,10 +12,17 @@ import xxhash
 
 from procsv.base.errors import PeerError, UserError
 from procsv.base.system import failpoints
+from procsv.training import servers
 from procsv.training.graph.server_capture import FarServer
-from procsv.training.servers import far_captures
-from procsv.training.servers.far_captures import as_numbers, begins, from_numbers
-from procsv.training.servers.kept_views import PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
+from procsv.training.servers import (
+    PIECE_BYTES,
+    CaptureOrder,
+    CaptureRefused,
+    KeptViews,
+    as_numbers,
+    begins,
+    from_numbers,
+)
 
 HELD, IN_PLACE = 1, 0
 NOWHERE = Path("/nowhere")  # it has no slot
@@ -107,7 +114,7 @@ def test_a_server_that_cannot_send_refuses(monkeypatch: pytest.MonkeyPatch) -> N
     def none(*_: object) -> None:
         raise UserError("no port")
 
-    monkeypatch.setattr(far_captures, "Sender", none)
+    monkeypatch.setattr(servers, "Sender", none)
     kept = KeptViews(NOWHERE)
     take(kept)
     with pytest.raises(CaptureRefused, match=": no port"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from procsv.training.servers.kept_views import NO_STEP, PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
+from procsv.training.servers import NO_STEP, PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
 
 HELD, IN_PLACE = 1, 0
 

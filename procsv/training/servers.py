@@ -19,6 +19,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,20 @@ import msgspec
 import numpy as np
 import xxhash
 
-from procsv.base.encoding import decode_msgpack
+from procsv.base.encoding import decode_msgpack, encode_msgpack
 from procsv.base.errors import PeerError, UserError
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.training.servers.far_captures import FarCaptures, as_numbers, begins
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
+from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.training.snapshots.slot_fill import flat_bytes
 
 TAKE, COPY = "procsv.take", "procsv.copy"  # the names by which the ops find the functions below
 PIECE_BYTES = 16 << 20  # for one `copy`: a few milliseconds
 CHUNK_BYTES = 1 << 20  # copied, then hashed, so that the hash reads it from the cache
 NO_STEP = -1
+SPARE_MAX = 2  # buffers kept for later captures, because the first touch of new memory is slow
 
 declare("server.copy")
 
@@ -51,7 +57,8 @@ class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
     is_far: bool = False  # the slot is on another machine, which fetches the capture
 
 
-_DECODER = msgspec.msgpack.Decoder(CaptureOrder)
+_ORDER_DECODER = msgspec.msgpack.Decoder(CaptureOrder)
+_OFFER_DECODER = msgspec.msgpack.Decoder(StateOffer)
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
@@ -165,7 +172,7 @@ class KeptViews:
 
         Captures before it are dropped, because the chief has given them up. Return int64s: the
         number of bytes left and, if none are, the hash of each view (as uint64). If the slot is on
-        another machine, the last numbers say how to fetch the capture (far_captures.py).
+        another machine, the last numbers say how to fetch the capture.
         """
         failpoint("server.copy")
         said = _order_of(order)
@@ -221,4 +228,81 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 def _order_of(data: Any) -> CaptureOrder:
     """Decode an order from a scalar string, as TensorFlow passes it to Python."""
-    return decode_msgpack(np.asarray(data, object).item(), _DECODER)
+    return decode_msgpack(np.asarray(data, object).item(), _ORDER_DECODER)
+
+
+def begins(sizes: Sequence[int]) -> list[int]:
+    """Return where each tensor of a capture begins, in bytes, one after the other.
+
+    Both machines compute the same.
+    """
+    return [0, *accumulate(sizes)][: len(sizes)]
+
+
+def as_numbers(offer: StateOffer) -> Any:
+    """Encode `offer` as int64s, for an op that returns only such."""
+    data = encode_msgpack(offer)
+    padded = data + bytes(-len(data) % 8)
+    return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
+
+
+def from_numbers(numbers: Any) -> StateOffer:
+    """Decode an offer. Raise ValueError if it is none."""
+    try:
+        return decode_msgpack(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], _OFFER_DECODER)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+def make_sender() -> Sender:
+    """Make a sender at the open port, or at any port if another process here has that one."""
+    try:
+        return Sender(told_state_port(), SystemClock())
+    except UserError:
+        return Sender(0, SystemClock())
+
+
+class FarCaptures:
+    """The memory of all captures for a chief on another machine, and the sender.
+
+    The memory goes with the process, and half of a capture is never found: the chief fetches it into
+    its own slot, and checks each tensor's hash there. Nothing listens before the first such capture.
+    """
+
+    def __init__(self, make_sender: Callable[[], Sender] = make_sender) -> None:
+        self._make_sender = make_sender
+        self._sender: Sender | None = None
+        self._lock = threading.Lock()  # a buffer comes back on the sender's thread
+        self._spare: list[Any] = []
+
+    def memory(self, size: int) -> Any:
+        """Return `size` bytes of memory with any content."""
+        with self._lock:
+            fit = [number for number, buffer in enumerate(self._spare) if buffer.nbytes == size]
+            return self._spare.pop(fit[0]) if fit else np.empty(size, np.uint8)
+
+    def offer(self, memory: Any, number: int) -> StateOffer:
+        """Have `memory` sent on request. Nothing writes to it in the meantime.
+
+        Raise UserError, PeerError or OSError if it cannot be sent.
+        """
+        if self._sender is None:
+            self._sender = self._make_sender()
+        return self._sender.offer_source(_Buffer(memory, self._take_back), memory.nbytes, number, 0)
+
+    def _take_back(self, memory: Any) -> None:
+        with self._lock:
+            self._spare = [*self._spare, memory][-SPARE_MAX:]
+
+
+class _Buffer:
+    """A capture as the sender reads it."""
+
+    def __init__(self, memory: Any, closed: Callable[[Any], None]) -> None:
+        self._memory, self._closed = memory, closed
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return bytes(self._memory[offset : offset + size])
+
+    def close(self) -> None:
+        self._closed(self._memory)

@@ -1,1 +1,0 @@
-"""Capture a parameter server's variables for the chief, in the server's own process."""
