@@ -1,46 +1,84 @@
 """Digest a Python value by its contents, so that two processes can compare values.
 
 fit_identity.py uses this to decide whether a call of `fit` had already ended before a restart: it
-digests the arrays, the
-dataset object and the functions of the fit. Plain values, containers and arrays count by content.
-Functions count by code, closure, defaults and the globals that they name. Generators count by their
-position and variables, and other objects by class and attributes.
+digests the arrays, the dataset object and the functions of the fit. Plain values, containers and
+arrays count by content. Functions count by code, closure, defaults and the globals that they name.
+Classes of the program count by their methods and attributes, and a function that names a module of
+the program counts with the attributes of the module that it names. Generators count by their
+position and variables, and other objects by class and attributes. What a library defines counts by
+name.
 
 A value that hides its content (an open file, an iterator written in C) makes the digest incomplete,
 and an incomplete digest proves nothing. Names and numbers that differ from process to process, such
-as addresses, never count.
+as addresses and the time, never count.
 """
 
 from __future__ import annotations
 
+import copy
+import datetime
 import functools
+import logging
+import mmap
+import os
 import random
 import struct
+import sys
 import threading
+import time
 import types
-from collections.abc import Mapping, Set
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+import psutil
 import xxhash
 
-ARRAY_BYTES_MAX = 256 << 20  # of a larger array, evenly spaced rows count
-ROWS_SAMPLED = 4096
+# Hashing takes 0.1 to 0.4 s for a GB of memory (measured), but reading a file takes up to 10 s. So arrays in memory
+# count whole, and a larger array in a file makes the digest incomplete rather than hold up each start of a fit.
+READ_BYTES_MAX = 1 << 30
+CHUNK_BYTES = 1 << 24  # an array with gaps is copied in pieces of this size
+VALUES_MAX = 20_000  # with more values the digest is incomplete
 _LIBRARIES = ("keras.", "tensorflow.")  # their containers have attributes for bookkeeping, which differ in each process
 _POINTER_BYTES = struct.calcsize("P")
-VALUES_MAX = 20_000  # with more values the digest is incomplete
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_PLAIN_BASES = (int, float, complex, str, bytes, bytearray)
 _NAMED = (
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
     np.ufunc,
 )
+
+
+@functools.cache
+def is_library(module: str) -> bool:
+    """Return whether a module is a library's and not the program's own."""
+    top = module.partition(".")[0]
+    if top == "__main__" or module.startswith("procsv.examples"):
+        return False
+    if top in ("keras", "tensorflow", "procsv", "") or top in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def is_own(value: Any) -> bool:
+    """Return whether `value` is a class or function of the program, or an object of such a class."""
+    if isinstance(value, types.FunctionType):
+        return not is_library(value.__globals__.get("__name__") or "")
+    if isinstance(value, types.MethodType):
+        return is_own(value.__func__) or is_own(value.__self__)
+    if isinstance(value, functools.partial):
+        return True
+    return not is_library(getattr(value if isinstance(value, type) else type(value), "__module__", None) or "")
 
 
 class ContentDigest:
@@ -48,8 +86,8 @@ class ContentDigest:
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self._seen: dict[int, int] = {}
-        self._alive: list[Any] = []  # keeps the values alive, so that no id is used twice
+        self._seen: list[dict[int, int]] = [{}]  # by id; for an item of a set, first of what surrounds it
+        self._alive: list[Any] = []  # all values that were walked, so that no id is used twice
         self.is_whole = True
 
     def hexdigest(self) -> str:
@@ -59,31 +97,37 @@ class ContentDigest:
         self._hash.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
 
     def add_value(self, value: Any) -> None:
-        if type(value) in _PLAIN:
+        if type(value) is float and _is_time_of_process(value):
+            self.add_text("a time")
+        elif type(value) in _PLAIN:
             self.add_text(f"{type(value).__name__} {value!r}")
         elif isinstance(value, _NAMED):
-            self.add_text(
-                f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
-            )
+            self._add_name(value)
+            if isinstance(value, type) and is_own(value) and self._is_first(value):
+                self._add_class(value)
         elif self._is_first(value):
             self._add_content(value)
 
+    def _add_name(self, value: Any) -> None:
+        name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+        self.add_text(f"{getattr(value, '__module__', '')}.{name}")
+
     def _is_first(self, value: Any) -> bool:
         """Return whether to walk `value`. A repeated occurrence is added as a reference to the first."""
-        before = self._seen.get(id(value))
-        if before is not None:
-            self.add_text(f"again {before}")
-            return False
-        if len(self._seen) >= VALUES_MAX:
+        for depth, seen in enumerate(self._seen):
+            if id(value) in seen:
+                self.add_text(f"again {depth} {seen[id(value)]}")
+                return False
+        if len(self._alive) >= VALUES_MAX:
             self.is_whole = False
             return False
-        self._seen[id(value)] = len(self._seen)
+        self._seen[-1][id(value)] = len(self._seen[-1])
         self._alive.append(value)
         return True
 
     def _add_content(self, value: Any) -> None:
-        self.add_text(f"{type(value).__module__}.{type(value).__qualname__}")
-        if isinstance(value, np.ndarray | np.generic) or hasattr(type(value), "__array__"):
+        self.add_value(type(value))
+        if isinstance(value, np.ndarray | np.generic) or (hasattr(type(value), "__array__") and not is_own(value)):
             self._add_array(value)
         elif isinstance(value, Mapping):
             for key, item in value.items():
@@ -91,28 +135,37 @@ class ContentDigest:
                 self.add_value(item)
             self._add_beside_items(value)
         elif isinstance(value, Set):
-            for text in sorted(map(repr, value)):
-                self.add_text(text)
+            self._add_unordered(value)
             self._add_beside_items(value)
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif isinstance(value, types.MethodType):
             self.add_value(value.__self__)
             self.add_value(value.__func__)
-        elif isinstance(value, functools._lru_cache_wrapper):
+        elif isinstance(value, functools._lru_cache_wrapper | staticmethod | classmethod):
             self.add_value(value.__wrapped__)
         elif isinstance(value, functools.partial):
-            self.add_value((value.func, value.args, value.keywords))
+            self.add_value((value.func, value.args, value.keywords, vars(value)))
+        elif isinstance(value, property):
+            self.add_value((value.fget, value.fset, value.fdel))
         elif isinstance(value, types.GeneratorType):
             self._add_generator(value)
         elif isinstance(value, types.CodeType):
             self._add_code(value)
         elif isinstance(value, PurePath):
             self.add_text(str(value))
-        elif isinstance(value, _LOCKS):
-            pass  # a lock has no content
-        elif isinstance(value, range | slice):
+        elif isinstance(value, (*_LOCKS, logging.Logger)):
+            pass  # it has no content
+        elif isinstance(value, range | slice | np.dtype):
             self.add_text(repr(value))
+        elif isinstance(value, datetime.datetime) and value.year > 2000 and _is_time_of_process(value.timestamp()):
+            self.add_text("a time")
+        elif isinstance(value, datetime.date | datetime.time | datetime.timedelta):
+            self.add_text(repr(value))
+        elif isinstance(value, _PLAIN_BASES):
+            base: Any = next(kind for kind in _PLAIN_BASES if isinstance(value, kind))
+            self.add_text(base.__repr__(value))
+            self._add_beside_items(value)
         elif isinstance(value, random.Random):
             self.add_value(value.getstate())
         elif isinstance(value, np.random.RandomState):
@@ -126,28 +179,62 @@ class ContentDigest:
         else:
             self._add_object(value)
 
+    def _add_unordered(self, items: Iterable[Any]) -> None:
+        """Add items in any order: each is digested by itself, and the digests are sorted."""
+        found = list[bytes]()
+        for item in items:
+            one = copy.copy(self)
+            one._hash, one._seen, one.is_whole = xxhash.xxh3_128(), [*self._seen, {}], True
+            one.add_value(item)
+            found.append(one._hash.digest())
+            self.is_whole &= one.is_whole
+        for digest in sorted(found):
+            self._hash.update(digest)
+
+    # -- arrays ----------------------------------------------------------------------------------------------
     def _add_array(self, value: Any) -> None:
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
-            # The value is a tensor that holds a resource, or a symbolic one.
+        if _is_table(value):  # its columns may have several types
+            self.add_value(value.index)
+            for name, column in value.items():
+                self.add_value(name)
+                self.add_value(column)
+            return
+        array = _read_array(value)
+        if array is None:
             self.is_whole = False
             return
-        self.add_text(f"{array.dtype.str} {array.shape}")
-        if array.dtype.hasobject:
-            if array.size > VALUES_MAX:
-                self.is_whole = False
-                return
+        self.add_text(f"{array.dtype.str if array.dtype.names is None else array.dtype} {array.shape}")
+        if not array.dtype.hasobject:
+            self._add_bytes(array)
+        elif array.size <= VALUES_MAX:
             self.add_value(array.ravel().tolist())
-            return
-        if array.nbytes > ARRAY_BYTES_MAX and array.ndim:
-            rows = np.unique(np.linspace(0, len(array) - 1, ROWS_SAMPLED).astype(np.int64))
-            array = array[rows]
-        if array.nbytes:
-            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        else:
+            self.is_whole = False
+        if isinstance(value, np.ma.MaskedArray):
+            self._add_bytes(np.ma.getmaskarray(value))
+            self.add_value(value.fill_value)
+        elif isinstance(value, np.ndarray) and is_own(value):
+            self._add_beside_items(value)
 
+    def _add_bytes(self, array: Any) -> None:
+        """Add the bytes of an array in C's order, and copy at most one chunk of it at a time."""
+        if not array.nbytes:
+            return
+        if array.flags.c_contiguous or array.nbytes <= CHUNK_BYTES:
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        elif len(array) == 1:
+            self._add_bytes(array[0])
+        else:
+            rows = max(1, CHUNK_BYTES * len(array) // array.nbytes)
+            for at in range(0, len(array), rows):
+                self._add_bytes(array[at : at + rows])
+
+    # -- code ------------------------------------------------------------------------------------------------
     def _add_function(self, function: types.FunctionType) -> None:
-        self._add_code(function.__code__)
+        if is_own(function):
+            self._add_code(function.__code__)
+        else:
+            self._add_name(function)
         self.add_value(function.__defaults__)
         self.add_value(function.__kwdefaults__)
         for cell in function.__closure__ or ():
@@ -155,13 +242,45 @@ class ContentDigest:
                 self.add_value(cell.cell_contents)
             except ValueError:  # the cell is empty
                 self.add_text("empty")
-        self._add_named(function.__code__, function.__globals__)
+        if is_own(function):
+            for name, item in vars(function).items():
+                if not name.startswith(("_", "ag_", "autograph_")):  # TensorFlow's marks
+                    self.add_text(name)
+                    self.add_value(item)
+            self._add_named(function.__code__, function.__globals__)
 
-    def _add_named(self, code: types.CodeType, known: dict[str, Any]) -> None:
-        for name in _names_of(code):
-            if name in known:
+    def _add_named(self, code: types.CodeType, known: Mapping[str, Any]) -> None:
+        """Add the globals that `code` names. Of a module of the program, add the attributes that it names."""
+        names = _names_of(code)
+        modules = list[types.ModuleType]()
+        for name in names:
+            if isinstance(known.get(name), types.ModuleType):
+                modules.append(known[name])
+            elif name in known:
                 self.add_text(name)
                 self.add_value(known[name])
+        for module in modules:  # which grows below
+            self._add_name(module)
+            if is_library(module.__name__):
+                continue
+            for name in names:
+                value = vars(module).get(name)
+                if isinstance(value, types.ModuleType):
+                    if value not in modules:
+                        modules.append(value)
+                elif name in vars(module):
+                    self.add_text(name)
+                    self.add_value(value)
+
+    def _add_class(self, kind: type) -> None:
+        """Add the methods and attributes of a class, and of those of its bases that are no library's."""
+        for base in kind.__mro__[1:]:
+            self.add_value(base)
+        for name, value in vars(kind).items():
+            is_of_python = name.startswith("__") and name.endswith("__") and not callable(value)
+            if not is_of_python and name != "_abc_impl":
+                self.add_text(name)
+                self.add_value(value)
 
     def _add_generator(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
         """Add a generator's position, and everything that its continuation depends on."""
@@ -171,6 +290,7 @@ class ContentDigest:
             return
         self.add_value(frame.f_lasti)
         self.add_value(dict(frame.f_locals))
+        self.add_value(generator.gi_yieldfrom)
         self._add_named(generator.gi_code, frame.f_globals)
 
     def _add_code(self, code: types.CodeType) -> None:
@@ -180,6 +300,7 @@ class ContentDigest:
         for name in code.co_names:
             self.add_text(name)
 
+    # -- objects ---------------------------------------------------------------------------------------------
     def _add_beside_items(self, value: Any) -> None:
         """Add the attributes that a container of one of the program's own classes may have beside its items."""
         if not type(value).__module__.startswith(_LIBRARIES):
@@ -200,6 +321,43 @@ class ContentDigest:
             if hasattr(value, name):
                 self.add_text(name)
                 self.add_value(getattr(value, name))
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether `value` is a table as pandas has them."""
+    return all(hasattr(value, name) for name in ("index", "columns", "items", "dtypes"))
+
+
+def _read_array(value: Any) -> Any:
+    """Return the content of an array; None if it cannot be read, or only from a file at length."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return None if array.nbytes > READ_BYTES_MAX and _is_mapped(array) else array
+    if not hasattr(value, "numpy"):  # it is no tensor: it may be in a file, or be computed first
+        size, count = getattr(value, "nbytes", 0), getattr(value, "size", 0)
+        is_of_numpy = isinstance(getattr(value, "dtype", None), np.dtype) and not value.dtype.hasobject
+        if size > READ_BYTES_MAX or not (is_of_numpy or (isinstance(count, int) and count <= VALUES_MAX)):
+            return None
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        return None  # a tensor that holds a resource, or a symbolic one
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+@functools.cache
+def _began_s(pid: int) -> float:
+    return psutil.Process(pid).create_time()
+
+
+def _is_time_of_process(value: float) -> bool:
+    """Return whether a number is the time of a moment since this process began."""
+    return value > 1e9 and _began_s(os.getpid()) <= value <= time.time()  # noqa: TID251  no duration
 
 
 def _names_of(code: types.CodeType) -> list[str]:
