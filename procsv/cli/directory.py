@@ -20,6 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.location import local_path
 from procsv.base.run.adoption import root_of
+from procsv.base.run.lease import find_elsewhere
 from procsv.base.run.paths import find_paths, shorten_path
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in
 from procsv.base.run.saved_step import saved_step
@@ -146,6 +147,18 @@ def find_run(directory: str) -> RunFile:
     if paths.run_json.exists():
         raise UserError(f"{paths.run_json} cannot be read: it is damaged, or of another version of procsv")
     raise UserError(f"{path} is not the logdir of a run: it has no procsv/run.json")
+
+
+def find_host(run: RunFile) -> str:
+    """Return the machine or container that must be asked about a run that may be alive there; "" for this one."""
+    lease = None if run.is_active or run.ended_at is not None else find_elsewhere(run.paths, run.run)
+    return lease.place.host if lease is not None else ""
+
+
+def refuse_elsewhere(run: RunFile) -> None:
+    """Raise UserError if the run may be alive on another machine or in another container."""
+    if host := find_host(run):
+        raise UserError(f"process {run.pid} on {host} has the run in {run.logdir}: give the command there", 1)
 
 
 def _after_its_watchdog(run: RunFile) -> RunFile:

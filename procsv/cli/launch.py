@@ -188,13 +188,17 @@ def launch_detached(start: Start) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    pause = threading.Event()
-    while not _has_begun(start):
+    pause, is_unwanted = threading.Event(), False
+    while is_unwanted or not _has_begun(start):
         if process.poll() is not None:
             click.echo(log.read_text(errors="replace"), err=True, nl=False)
             log.unlink(missing_ok=True)  # the user has just seen it
             return process.returncode
-        pause.wait(DETACH_LOOK_S)
+        try:
+            pause.wait(DETACH_LOOK_S)
+        except KeyboardInterrupt:  # the terminal's signal does not reach the watchdog
+            is_unwanted = True
+            process.terminate()
     process.returncode = 0  # it outlives us; Popen must not warn that it still runs
     where = start.logdir
     click.echo(f"{start.target} runs as process {process.pid} in {where}")

@@ -16,7 +16,7 @@ from procsv.base.run.run_file import holds_run_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
-from procsv.cli.directory import directory_argument, find_run
+from procsv.cli.directory import directory_argument, find_run, refuse_elsewhere
 from procsv.cli.values import Duration
 from procsv.drill.preemption import PROFILES, PreemptionOutcome, Profile, preempt
 
@@ -40,6 +40,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
     Exit code 0 if every step was saved in time, 1 if not. The launch command that started the run resumes it.
     """
     run = find_run(directory)
+    refuse_elsewhere(run)
     if run.ended_at is not None or not run.is_active or not holds_run_lock(run):
         raise UserError(f"no run is active in {run.logdir}; there is nothing to preempt", exit_code=1)
     chosen = PROFILES[profile]

@@ -12,7 +12,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
-from procsv.cli.directory import ask_watchdog, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_run, refuse_elsewhere
 from procsv.ipc.messaging.watchdog_messages import CannotRestart, RestartTrainer
 from procsv.watchdog.core.reporting.wording import where_from
 
@@ -25,6 +25,7 @@ LOOK_S = 0.1
 def command(directory: str) -> None:
     """Save the state of the run in DIR, end its program and start it again. Earlier failures are forgiven."""
     run = find_run(directory)
+    refuse_elsewhere(run)
     if not run.is_active or run.ended_at is not None:
         raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
     answer = ask_watchdog(run, RestartTrainer(), ASK_S_MAX)

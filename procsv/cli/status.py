@@ -21,7 +21,7 @@ from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.output import make_console
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size, show_time
-from procsv.cli.directory import ask_watchdog, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_host, find_run
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_header import scan_slots
@@ -63,13 +63,15 @@ def read_status(run: RunFile) -> dict[str, Any]:
     if run.gave_up and report.is_file():
         found = msgspec.structs.replace(found, crash_report=str(report))
     if not alive:
-        is_over, is_gone = run.state in FINAL_STATES, not run.paths.shm_dir.is_dir()  # is_gone: no snapshot in memory
+        is_over, host = run.state in FINAL_STATES, find_host(run)
+        is_gone = not host and not run.paths.shm_dir.is_dir()  # no snapshot in memory
         found = msgspec.structs.replace(
             found,
             next_restart_in=None,
             next_save_in=None,
             memory_step=NO_STEP if is_gone else found.memory_step,
-            state=found.state if is_over else INTERRUPTED,
+            state=found.state if is_over or host else INTERRUPTED,
+            elsewhere=host or UNSET,
             seen_until=UNSET if is_over else run.paths.run_json.stat().st_mtime,
         )
     builtins: dict[str, Any] = msgspec.to_builtins(found)
@@ -121,8 +123,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     steps = f"{show_step(status['step'])}{total}   {saved}"
     habit = status.get("habit") or msgspec.to_builtins(STEPS)  # a watchdog from before an upgrade sends none
     facts = {
-        "state": status["state"] if status["running"] else f"{status['state']} (not running)",
-        **(_say_cut_off(status) if "seen_until" in status else {}),
+        **_say_state(status),
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
@@ -171,11 +172,19 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     return facts | {"goodput": f"{goodput:.1%}{launch}"}
 
 
-def _say_cut_off(status: dict[str, Any]) -> dict[str, str]:
-    """Say when the watchdog died, and how to resume the run."""
+def _say_state(status: dict[str, Any]) -> dict[str, str]:
+    """Say whether the run is active; of one that is not, when the watchdog died, and how to resume the run."""
+    state = status["state"]
+    if status["running"]:
+        return {"state": state}
+    if "seen_until" not in status:
+        return {"state": f"{state} (not running)"}
     when = show_time(status["seen_until"])
+    if host := status.get("elsewhere"):
+        return {"state": f"{state} on {host}, as of {when}", "ask": f"process {status['pid']} there: procsv status"}
     target = shlex.join((status["target"], *status["args"]))
     return {
+        "state": f"{state} (not running)",
         "cut off": f"its watchdog (process {status['pid']}) was killed about {when}, or the machine went down",
         "resume": f"give the same command again: procsv launch … {target}",
     }

@@ -15,10 +15,13 @@ import click
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.run.paths import find_paths
 from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile, holds_run_lock
+from procsv.base.system.locks import FileLock
+from procsv.base.system.process_state import has_open
 from procsv.base.terminal import printable
-from procsv.cli.directory import ask_watchdog, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_run, refuse_elsewhere
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
@@ -36,9 +39,27 @@ def command(directory: str, now: bool) -> None:
     """
     run = find_run(directory)
     pidfd = _open_watchdog(run)
-    if pidfd is None:
+    launch = _open_launch(run) if pidfd is None else None
+    if pidfd is not None:
+        _stop_run(run, now, pidfd, directory)
+    elif launch is not None:
+        _stop_launch(run, *launch)
+    else:
+        refuse_elsewhere(run)
         click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
         return
+    after = find_run(directory)
+    if after.run == run.run and launch is not None:
+        click.echo("ended: it had not begun a run")
+        return
+    if after.run != run.run and after.is_active and after.ended_at is None:
+        click.echo(f"ended; another launch has begun there since (process {after.pid})")
+        return
+    click.echo(printable(f"ended: {_how(after)}"))
+    sys.exit(0 if after.exit_code == exit_codes.DONE or after.state == "stopped" else 1)
+
+
+def _stop_run(run: RunFile, now: bool, pidfd: int, directory: str) -> None:
     try:
         _ask_to_end(run, now, pidfd)
         click.echo(printable(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …"))
@@ -48,9 +69,35 @@ def command(directory: str, now: bool) -> None:
             pass  # no limit here: the watchdog has a deadline if `procsv launch` started the program
     finally:
         os.close(pidfd)
-    after = find_run(directory)
-    click.echo(printable(f"ended: {_how(after)}"))
-    sys.exit(0 if after.exit_code == exit_codes.DONE or after.state == "stopped" else 1)
+
+
+def _stop_launch(run: RunFile, pid: int, pidfd: int) -> None:
+    try:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        click.echo(printable(f"stopping a launch that is about to begin in {run.logdir} (process {pid}) …"))
+        while not select.select([pidfd], [], [], LOOK_S)[0]:
+            pass
+    finally:
+        os.close(pidfd)
+
+
+def _open_launch(run: RunFile) -> tuple[int, int] | None:
+    """Return pid and pidfd of a launch that has taken the logdir, and has not written its own run.json.
+
+    It may wait there for an earlier run's processes, or watch another machine's lease.
+    """
+    for outlives_login in (False, True):  # where `procsv launch` has its lock, and with --detach
+        lock = FileLock(find_paths(run.paths.logdir, outlives_login=outlives_login).run_lock)
+        with contextlib.suppress(OSError):  # another user's, or it has just ended
+            holder = lock.holder() if lock.is_held() else None
+            if holder is None or holder.is_brief or holder.pid == run.pid:
+                continue
+            pidfd = os.pidfd_open(holder.pid)
+            if has_open(holder.pid, lock.path):
+                return holder.pid, pidfd
+            os.close(pidfd)
+    return None
 
 
 def _open_watchdog(run: RunFile) -> int | None:

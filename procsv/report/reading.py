@@ -19,6 +19,7 @@ from procsv.base.journal.entries import RunStarted
 from procsv.base.journal.file import read_journal
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP, FitPlace
+from procsv.base.run.lease import find_elsewhere
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
 from procsv.base.system.data_file import read_data
@@ -49,8 +50,9 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     run = find_run_in(paths)
     is_running, until_s, step = False, None, NO_STEP
     if run is not None and run.ended_at is None:
-        is_running, step = run.is_active, run.step
-        until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
+        is_here, step = run.is_active, run.step
+        is_running = is_here or find_elsewhere(paths, run.run) is not None
+        until_s = clock.wall() if is_here else paths.run_json.stat().st_mtime  # it is written every second
     damaged: list[bytes] = []
     launches: deque[RunStarted] = deque(maxlen=1)
     account, tasks = take_accounts(_watch(read_journal(paths.journal, damaged), launches), until_s, step, is_running)

@@ -92,7 +92,14 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     started_at: Seconds
     ended_at: Seconds | None
     seen_until: (
-        Annotated[float, Meta(description="Unix time at which a watchdog that was killed wrote its state last")]
+        Annotated[
+            float,
+            Meta(description="Unix time at which a watchdog that was killed, or is elsewhere, wrote its state last"),
+        ]
+        | UnsetType
+    ) = UNSET
+    elsewhere: (
+        Annotated[str, Meta(description="machine or container that must be asked whether the watchdog is alive")]
         | UnsetType
     ) = UNSET
     exit_code: int | None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from procsv.base.outcome import Exit
-from procsv.base.system.process_state import descendants
+from procsv.base.system.process_state import descendants, has_open
 from procsv.base.system.processes import Child, ExternalProcess, ProcessIdentity, boot_id, identify, spawn
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -30,6 +30,17 @@ FAMILY = """
     print("family", near.pid, far.pid, flush=True)
     sys.stdin.readline() if sys.argv[1] == "leave" else far.wait()
 """
+
+
+def test_an_open_file_is_found_by_any_path_to_it_removed_or_not(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    path = tmp_path / "link" / "run.lock"
+    assert not has_open(os.getpid(), path)
+    with path.open("w"):
+        assert has_open(os.getpid(), path)
+        path.unlink()
+        assert has_open(os.getpid(), path)
 
 
 class Nursery:

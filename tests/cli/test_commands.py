@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import LastExit
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace, find_place
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
+from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import identify
 from procsv.base.units import show_time
 from procsv.cli.directory import find_run
@@ -29,6 +36,7 @@ from procsv.cli.status import read_status
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from tests.support.naming import Naming
+from tests.support.programs import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -266,6 +274,87 @@ def test_stop_says_that_no_run_is_active(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "no run" in done.stdout
     assert "step 800" in done.stdout
+
+
+def elsewhere(run: RunFile, **place: str) -> Lease:
+    there = msgspec.structs.replace(find_place(), **place)
+    lease = Lease(run=run.run, place=there, pid=run.pid, started=run.started, what="procsv launch train.py")
+    LeaseFile(run.paths).take_lease(lease)
+    return lease
+
+
+def test_a_run_on_another_machine_is_not_taken_for_killed(tmp_path: Path) -> None:
+    run = a_run(tmp_path, boot="another boot")
+    assert read_status(find_run(str(tmp_path)))["state"] == "interrupted"
+    elsewhere(run, host="node17", boot=run.boot)
+    status = read_status(find_run(str(tmp_path)))
+    assert (status["state"], status["running"], status["elsewhere"]) == ("running", False, "node17")
+    assert "running on node17, as of 20" in procsv("status", str(tmp_path)).stdout
+    for command in ("stop", "restart", "preempt"):
+        done = procsv(command, str(tmp_path))
+        assert (done.returncode, f"process {run.pid} on node17" in done.stderr) == (1, True), command
+
+    elsewhere(run, boot=run.boot)  # this machine, before a reboot
+    assert read_status(find_run(str(tmp_path)))["state"] == "interrupted"
+
+
+def test_a_run_in_another_container_is_alive_as_long_as_somebody_holds_its_logdir(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    elsewhere(run, host="container", pids="pid:[1]")
+    lock = DirectoryLock(run.paths.home)
+    assert lock.try_acquire()
+    status = read_status(find_run(str(tmp_path)))
+    assert (status["state"], status["elsewhere"]) == ("running", "container")
+
+    lock.release_lock()
+    status = read_status(find_run(str(tmp_path)))
+    assert (status["state"], "elsewhere" in status) == ("interrupted", False)
+
+
+@pytest.mark.fault
+def test_stop_ends_a_launch_that_still_waits_for_its_logdir(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "logdir", state="stopped", ended_at=13.0)
+    with waiting_launch(run) as process:
+        assert process.stderr is not None
+        assert "node17" in process.stderr.readline()
+        done = procsv("stop", str(tmp_path / "logdir"))
+        assert (done.returncode, f"process {process.pid}" in done.stdout) == (0, True)
+        assert "not begun" in done.stdout
+        assert process.wait(300.0) == 75
+    assert run == read_run(run.paths.run_json)
+
+
+@pytest.mark.fault
+def test_an_interrupt_before_a_detached_run_has_begun_ends_its_watchdog_too(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "logdir", state="stopped", ended_at=13.0)
+    log = run.paths.logs / "watchdog.1.log"
+    with waiting_launch(run, "--detach") as process:
+        until(lambda: log.exists() and "node17" in log.read_text(), partial(threading.Event().wait, 0.02))
+        [watchdog] = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300.0) == 75
+        assert not watchdog.is_running()
+    assert run == read_run(run.paths.run_json)
+
+
+@contextlib.contextmanager
+def waiting_launch(run: RunFile, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Launch a run in the logdir of `run`, which another machine may still use, so that the launch waits."""
+    there = ProcessSpace("node17", "another boot", "pid:[1]")
+    LeaseFile(run.paths).take_lease(Lease(run="f" * 16, place=there, pid=4, started=1.0, what="procsv launch"))
+    (run.paths.logdir.parent / "train.py").write_text("print('begun')\n")
+    launch = [sys.executable, "-m", "procsv.cli.main", "launch", *options, "--logdir", "logdir", "train.py"]
+    with subprocess.Popen(
+        launch,
+        cwd=run.paths.logdir.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_logs_shows_the_newest_attempt_of_a_role(tmp_path: Path) -> None:

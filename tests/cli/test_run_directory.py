@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.run.paths import shorten_path
 from procsv.cli.launching.new_start import make_new_directory, newest_directory
-from tests.cli.test_commands import procsv
+from tests.cli.test_commands import a_run, procsv
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +51,12 @@ def test_a_path_is_shown_relative_to_the_working_directory_and_a_url_unchanged(t
     assert shorten_path(str(tmp_path / "runs" / "a")) == "runs/a"
     assert shorten_path("/elsewhere/a") == "/elsewhere/a"
     assert shorten_path("gs://bucket/a") == "gs://bucket/a"
+
+
+def test_a_run_of_another_target_that_is_named_like_a_numbered_run_is_not_one() -> None:
+    for name in ("train", "train-2", "train-3"):
+        Path("runs", name).mkdir(parents=True)
+    a_run(Path("runs", "train-2"), target="train.py")
+    a_run(Path("runs", "train-3"), target="train-3.py")
+    assert newest_directory("train") == Path("runs/train-2")
+    assert make_new_directory("train") == Path("runs/train-4")

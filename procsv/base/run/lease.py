@@ -31,6 +31,7 @@ from procsv.base.system import disk, stale
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.fenced_rename import AWAY, Fenced, FencedRename
+from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
@@ -94,6 +95,21 @@ def find_place() -> ProcessSpace:
     with contextlib.suppress(OSError):
         pids = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
     return ProcessSpace(socket.gethostname(), boot_id(), pids)
+
+
+def find_elsewhere(paths: RunPaths, run: str) -> Lease | None:
+    """Returns the lease of `run` if it may be alive where this process cannot see it.
+
+    That is another container of this machine, if somebody holds the directory's lock, or another machine.
+    """
+    lease, here = LeaseFile(paths).holder(), find_place()
+    if lease is None or lease.run != run or (lease.place.boot, lease.place.pids) == (here.boot, here.pids):
+        return None
+    if lease.place.boot != here.boot:
+        return lease if lease.place.host != here.host else None  # this machine before a reboot
+    with contextlib.suppress(OSError):  # no locks there
+        return lease if DirectoryLock(paths.home).is_held() else None
+    return lease
 
 
 class LeaseFile:

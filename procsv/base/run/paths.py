@@ -268,10 +268,10 @@ def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, 
 
     The run directory is under XDG_RUNTIME_DIR.  That disappears at the user's last logout, so a run
     that `outlives_login` has its run directory in the temporary directory, as do users without
-    XDG_RUNTIME_DIR.  Without a writable /dev/shm, snapshots are in the run directory.
+    XDG_RUNTIME_DIR, or with a relative one.  Without a writable /dev/shm, snapshots are in it, too.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
+    if not outlives_login and runtime.startswith("/") and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
         run_dir = Path(runtime) / f"procsv-{name}"
     else:
         run_dir = _temporary() / f"procsv-{os.getuid()}-{name}"

@@ -220,6 +220,14 @@ class DirectoryLock:
                 return False
         return True
 
+    def is_held(self) -> bool:
+        """Whether any process of this machine, in whatever container, holds the lock.  OSError if that is unknown."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return not is_lock_free(fd)
+        finally:
+            os.close(fd)
+
     def relock(self) -> None:
         """Locks the directory that is now at the path, if it is another one or our handle is stale.
 

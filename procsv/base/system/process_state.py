@@ -41,11 +41,15 @@ def thread_states(pid: int) -> set[str]:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file open, removed or not; PermissionError for another user's process."""
+    """Whether a process has the file open, removed or not; PermissionError for another user's process.
+
+    The system names the real path, but a runtime directory may have been named through a symbolic link.
+    """
+    real = os.path.realpath(path)
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if os.readlink(fd).removesuffix(" (deleted)") == str(path):  # noqa: PTH115
+                if os.readlink(fd).removesuffix(" (deleted)") == real:  # noqa: PTH115
                     return True
     return False
 

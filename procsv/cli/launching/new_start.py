@@ -16,14 +16,15 @@ from typing import Any
 import click
 
 from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER
-from procsv.base.errors import LogdirLocked
+from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import WATCHDOG
 from procsv.base.location import is_remote
 from procsv.base.placement import Placement
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths, name_logdir
 from procsv.base.run.records import whose
+from procsv.base.run.run_file import read_run
 from procsv.base.system.processes import check_descriptors, check_pidfd
-from procsv.base.system.target import find_target
+from procsv.base.system.target import find_target, parse_target
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 
@@ -99,13 +100,25 @@ def make_new_directory(name: str) -> Path:
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
-    """Return the existing runs of `name` with their numbers; the one without a number is the first."""
+    """Return the existing runs of `name` with their numbers; the one without a number is the first.
+
+    The run of a target that is itself called `name`-N is not among them.
+    """
     found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
     for directory in RUNS.glob("*-*"):
         stem, _, number = directory.name.rpartition("-")
         if stem == name and number.isdecimal() and int(number) > 1 and directory.is_dir():
-            found.append((int(number), directory))
+            run = read_run(directory / "procsv" / "run.json")
+            if run is None or _name_of(run.target) != directory.name:
+                found.append((int(number), directory))
     return found
+
+
+def _name_of(target: str) -> str:
+    """Return the name of a target that an earlier launch had; "" if it is none any more."""
+    with contextlib.suppress(UserError):
+        return parse_target(target, Path.cwd()).name
+    return ""
 
 
 def check_tasks(settings: Mapping[str, Any]) -> None:

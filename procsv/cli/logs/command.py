@@ -17,7 +17,7 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import OutputFilter
-from procsv.cli.directory import directory_argument, find_run
+from procsv.cli.directory import directory_argument, find_host, find_run
 from procsv.cli.logs.role_logs import AttemptLog, RoleLogs, list_roles, list_roles_on
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration
@@ -84,7 +84,7 @@ def command(
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer)
     try:
-        _show(chosen, out, lines, is_all=is_all, is_separated=is_all or since_s is not None, is_over=not run.is_active)
+        _show(chosen, out, lines, is_all=is_all, is_separated=is_all or since_s is not None, is_over=_is_over(run))
         if follow:
             _follow(run, all_logs, out)
         out.flush()
@@ -106,10 +106,14 @@ def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[
     return numbers[-1:]
 
 
+def _is_over(run: RunFile) -> bool:
+    return not run.is_active and not find_host(run)
+
+
 def _comes_yet(run: RunFile, role: str) -> bool:
     """Whether the run may still start a process with that role."""
     several = run.task != str(TRAINER) and TaskId.parse(role).runs_program
-    return run.is_active and (role == run.task or several)
+    return not _is_over(run) and (role == run.task or several)
 
 
 def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:
@@ -151,7 +155,7 @@ def _show(
 def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
     pause, is_over = threading.Event(), False
     while not is_over:
-        is_over = not run.is_active  # checked before reading, so that the last output is still shown
+        is_over = _is_over(run)  # checked before reading, so that the last output is still shown
         for logs in all_logs:
             _go_on(logs, out, is_over)
         out.flush()

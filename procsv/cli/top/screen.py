@@ -178,7 +178,9 @@ def _chart(
 def _title(view: View, width: int) -> list[Text]:
     status = view.status
     state = f"importing {status['importing']}" if status.get("importing") else status["state"]
-    state = state if status["running"] else f"{status['state']} (not running)"
+    if not status["running"]:
+        host = status.get("elsewhere")
+        state = f"{status['state']} on {host}" if host else f"{status['state']} (not running)"
     time = datetime.datetime.fromtimestamp(view.now_s).astimezone().strftime("%H:%M:%S")
     name = Text(printable(str(status["logdir"])), style="bold")
     right = Text.assemble((printable(state), _state_style(status)), f"  {time}")

@@ -80,7 +80,7 @@ def test_the_run_directory_is_where_the_system_keeps_such_directories(logdir: Pa
     assert paths.shm_dir.parent in (SHM_ROOT, paths.run_dir)
 
 
-@pytest.mark.parametrize("runtime", ["", "/nowhere/at/all", "/proc/version"])
+@pytest.mark.parametrize("runtime", ["", "/nowhere/at/all", "/proc/version", "."])
 def test_without_a_runtime_directory_the_temporary_one_is_used(
     logdir: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
