@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import secrets
@@ -95,5 +96,24 @@ def test_a_link_without_news_leaves_its_sockets_alone_and_hears_the_next_message
 
         first.close()
         hear(make_watchdog(), Hello)
+    finally:
+        link.close_link(0.0)
+
+
+def test_what_the_machine_refuses_at_a_tick_is_tried_again_and_ends_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "TICK_S", 0.02)
+    link, tries = Link(start, SystemClock(), EventStreams(), (WATCHDOG,)), queue.SimpleQueue[float]()
+
+    def refused(now_s: float) -> None:
+        tries.put(now_s)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    link.on_tick.append(refused)
+    link.start_thread()
+    try:
+        for _ in range(3):
+            tries.get(timeout=WAIT_S)
     finally:
         link.close_link(0.0)

@@ -83,6 +83,8 @@ def main() -> None:
     if news is not None:
         news.note_configuration()
     code = _run_target(runtime, start)
+    if not (runtime.is_connected or runtime.is_ahead):
+        sys.exit(code)  # a fork of the program: what it says of itself would count as said by the trainer
     if news is not None:
         news.note_last_imports()
     if runtime.is_ahead:
@@ -100,7 +102,7 @@ def main() -> None:
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
     if not runtime.is_connected:
-        return  # a fork of the program that reached this line by itself
+        return  # a fork of the program's exit functions
     _leave_run(runtime)
     signals.ignore_notices()
     failpoint("trainer.atexit")  # after a kill here, all is saved, but the exit is still by a signal
@@ -346,7 +348,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if not runtime.is_ahead:  # otherwise it is a standby's error, which its log has
+    if runtime.is_connected:  # otherwise it is a standby's error, or a fork's, which the log has
         write_last_words(runtime.connection.start, error, trace, runtime.heartbeat.step)
 
 

@@ -62,12 +62,13 @@ class CacheLocks:
 
     def use_cache(self, prefix: str) -> None:
         """Handles the locks of a cache in files that begin with `prefix`."""
-        prefix = os.path.abspath(prefix)
+        directory, name = os.path.split(os.path.abspath(prefix))
+        directory = os.path.realpath(directory)  # the system names open files by it
+        prefix = os.path.join(directory, name)
         if prefix in self._prefixes:
             return
         if len(self._prefixes) < CACHES_MAX:
             self._prefixes.append(prefix)
-        directory, name = os.path.split(prefix)
         for found in sorted(Path(directory).glob(f"{glob.escape(name)}_*.lockfile")):
             path = str(found)
             if not self._remove_left(path) and not any(lock.path == path for lock in self._held):
@@ -87,14 +88,14 @@ class CacheLocks:
         return False
 
     def note_locks(self, now_s: float) -> None:
-        """Notes the locks that this process now holds."""
+        """Notes the locks that this process now holds.  OSError if that is impossible now."""
         if not self._prefixes or now_s < self._next_s:
             return
         self._next_s = now_s + LOOK_S
         held = [lock for data in _open_files(_PARTIAL) for lock in self._locks_of(data)]
         if held != self._held:
-            self._held = held
             replace_file(self._notes, encode_json([*held, *self._left]))
+            self._held = held
 
     def _locks_of(self, data: str) -> list[Lock]:
         for prefix in self._prefixes:

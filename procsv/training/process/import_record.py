@@ -112,7 +112,6 @@ class ImportNews:
         self._home = target.home(here)
         self._command = command_of(start.target, start.args)
         self._has_standby = start.settings.standby != "off"
-        self._pid = os.getpid()
         named = (arg.rpartition("=")[2].lstrip("@") for arg in start.program_args)
         self._configuration = [os.path.abspath(path) for path in named if path.endswith(CONFIGURATION)]
         self._record: ImportRecord | None = None
@@ -147,9 +146,6 @@ class ImportNews:
         After a kill before this, those files count as unchanged.  A changed file that the program's
         arguments name is considered an output.
         """
-        if os.getpid() != self._pid:
-            # A fork of the program came here by itself.  Nothing may release its copy of the lock.
-            return
         with self._lock:
             if self._record is not None:
                 IMPORTED.forget_changed(self._configuration)

@@ -7,6 +7,7 @@ is in a C call.  It decides nothing: it passes received messages to handlers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -165,7 +166,8 @@ class Link:
                 if client in news or client.is_pending:  # otherwise there is no connection and no message to check
                     self._tick(peer, client)
             for listener in self.on_tick:
-                listener(self._clock.monotonic())
+                with contextlib.suppress(OSError):  # no room, or no descriptor: it tries again at the next tick
+                    listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
                 return  # closing a stream has flushed it
             news = waiter.wait(TICK_S if self._ending_by_s is None else 0.02)

@@ -34,6 +34,18 @@ def test_the_next_attempt_removes_the_lock_of_a_killed_one(tmp_path: Path, capfd
     assert capfd.readouterr().err.startswith(f"procsv: removed {writer.lock}: ")
 
 
+def test_a_cache_that_is_named_through_a_symbolic_link_is_the_same_cache(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    first = CacheLocks(tmp_path / "notes")
+    first.use_cache(str(tmp_path / "link" / "cache"))
+    writer = Writer(tmp_path / "link")
+    first.note_locks(0.0)
+    writer.die()
+    CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "link" / "cache"))
+    assert not writer.lock.exists()
+
+
 @pytest.mark.parametrize("is_noted", [False, True])
 def test_a_lock_that_may_not_be_a_killed_attempts_is_left_alone_and_named(
     is_noted: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
