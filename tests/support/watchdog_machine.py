@@ -112,6 +112,9 @@ class MachineInMemory(Generic[ChildT]):
             self.children.pop(child.task, None)
         return [Dead(child.task, child.incarnation, child.pid, exit) for child, exit in dead]
 
+    def is_traced(self, task: TaskId) -> bool:
+        return False
+
     def is_stopped(self, task: TaskId) -> bool:
         return False
 
@@ -163,7 +166,7 @@ class MachineInMemory(Generic[ChildT]):
     def _nothing(self, *_: object, **__: object) -> None:
         """Do nothing: there are no files, terminal, commands or planned faults here."""
 
-    reap_strays = show = follow = follow_heartbeat = stop_writing = clear = offer_event = run_commands = (
+    reap_strays = show = follow = follow_heartbeat = stop_writing = clear = note_kills = offer_event = run_commands = (
         inject_due_faults
     ) = close = next_due_s = metrics_due = _nothing
 
@@ -177,7 +180,7 @@ class MachineInMemory(Generic[ChildT]):
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def notify(self, run: RunFile, now_s: float) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
-    def tree_rss(self, pid: int) -> int:
+    def tree_memory(self, pid: int, limit: int) -> int:
         return 0
 
     def tree_activity(self, pid: int) -> int | None:

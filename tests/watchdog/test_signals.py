@@ -190,6 +190,16 @@ def test_a_closed_terminal_does_not_end_a_run_under_nohup(tmp_path: Path) -> Non
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_signal_that_the_parent_has_blocked_still_stops_the_run(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with launched(tmp_path, IDLE) as run:
+            run.begun().process.send_signal(signal.SIGTERM)
+            assert run.end() == 130
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_the_table_of_signals_in_the_documents_matches_the_code() -> None:
     section = PAGE.read_text().partition("### Signals\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(SIG\w+)`[^|]*\| ([^|]+) \|", section, re.MULTILINE))

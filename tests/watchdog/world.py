@@ -71,7 +71,7 @@ class CheckedCore(Core):
 class World(MachineInMemory[Process]):
     """The watchdog under test and everything around it.
 
-    `stubborn`: a killed trainer's tree stays. `frozen`: it is stopped. `immortal`: SIGKILL has no
+    `stubborn`: a killed trainer's tree stays. `frozen`: it is stopped. `traced`: a debugger holds it. `immortal`: SIGKILL has no
     effect, as on a task that waits for a lost disk. `silent`: services with stuck loops, and what
     their threads show.
     """
@@ -80,6 +80,7 @@ class World(MachineInMemory[Process]):
     seed: int = 0
     stubborn: bool = False
     frozen: bool = False
+    traced: bool = False
     immortal: bool = False
     silent: dict[TaskId, str] = field(default_factory=dict)
     refuses_spawns: bool = False
@@ -172,7 +173,10 @@ class World(MachineInMemory[Process]):
         return not self.stubborn
 
     def is_stopped(self, task: TaskId) -> bool:
-        return self.frozen
+        return self.frozen or self.traced
+
+    def is_traced(self, task: TaskId) -> bool:
+        return self.traced
 
     def doing(self, task: TaskId) -> str:
         return self.silent.get(task, "")

@@ -271,7 +271,8 @@ class Core:
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
         wanted: list[Action] = [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:
-            now = (default is Default.STOP_NOW or bool(self.stop_source)) and not self.settings.observes
+            # A closed terminal sends SIGHUP twice, from the shell and from the kernel, so a second one hurries nothing.
+            now = default is Default.STOP_NOW and not self.settings.observes
             wanted += self._ending.stop_asked(events.StopAsked(name, now), now_s)
         elif number not in self._told:
             self._told.add(number)
@@ -291,7 +292,7 @@ class Core:
                 wanted += task.see_room(event.has_room, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
-                if self.awaited_by(name, now_s) is not None:
+                if name in event.traced or self.awaited_by(name, now_s) is not None:
                     task.hanging.liveness.stand_by(now_s)
                 wanted += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:

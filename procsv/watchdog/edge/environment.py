@@ -74,7 +74,7 @@ class RecordsPort(Protocol):
 
 
 class Resources(MemoryPort, Protocol):
-    def tree_rss(self, pid: int) -> int: ...
+    def tree_memory(self, pid: int, limit: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
         """Return a number that changes whenever a thread of the tree, except ours, has run; None if
         that is not visible.

@@ -184,7 +184,8 @@ class Reactor:
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
         awaits_room = any(task.next.awaits_room for task in core.tasks.values())
         has_room = self._env.run_files.has_room() if awaits_room else None
-        return events.Ticked(self._hosts.beats(), memory_step, self._hosts.stopped(), has_room, doing, activity)
+        stopped, traced = self._hosts.stopped(), self.local.traced()
+        return events.Ticked(self._hosts.beats(), memory_step, stopped, traced, has_room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
         """Return the tasks of this machine."""
@@ -193,7 +194,8 @@ class Reactor:
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit
         for name, task in self._own_tasks():
-            used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is TaskState.RUNNING else 0
+            is_limited = limit and task.life.state is TaskState.RUNNING
+            used = self._env.resources.tree_memory(task.pid, limit) if is_limited else 0
             if why := over_limit(used, limit):
                 self.handle(events.RecycleAsked(why, False, name))
 

@@ -23,7 +23,9 @@ class Signals:
         self._notices = notices
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in {*STOPS, *notices, *PASSED_ON, *IGNORED}:
+        ours = {*STOPS, *notices, *PASSED_ON, *IGNORED}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)  # a parent that waits for signals has blocked some, for us too
+        for number in ours:
             if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup and shells set this, so that a closed terminal does not end the run
             signal.signal(number, _nothing)

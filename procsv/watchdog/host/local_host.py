@@ -230,6 +230,9 @@ class LocalHost(TaskHost):
     def stopped(self) -> frozenset[TaskId]:
         return frozenset(task for task in self._tasks if self._processes.is_stopped(task))
 
+    def traced(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self._tasks if self._processes.is_traced(task))
+
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return self._processes.usage(task)
 
@@ -241,6 +244,7 @@ class LocalHost(TaskHost):
     def tick(self, *, is_awaited: bool) -> list[Event]:
         """Do what is due. `is_awaited`: a due start waits for the standby."""
         now_s, room = self._clock.monotonic(), None
+        self._post_mortem.note_kills(now_s)
         if is_awaited or self._held:
             self.standby.expedite_import(now_s)
         if self.standby.is_due(now_s):

@@ -27,6 +27,7 @@ from procsv.watchdog.host.ports import Dead
 STACKS_BYTES_MAX = 2**20  # of faulthandler's output; enough for hundreds of threads
 LOG_BYTES_MAX = 2**16  # from the end of a service's log, where its stacks may be
 SERVICE_LINES_SHOWN = 10  # of a service's log, when procsv gives the service up
+LOOK_S = 30.0  # between two readings of the kernel's counters
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # cgroup v2 and v1; the line `oom_kill N` is the same in both.
@@ -36,6 +37,10 @@ COUNTER_FILES = ("memory.events", "memory.oom_control")
 class PostMortem:
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self._kills = paths, KillCounters.of_this_process()
+
+    def note_kills(self, now_s: float) -> None:
+        """Read the kernel's counters now and then, so that an old kill explains no later death."""
+        self._kills.look(now_s)
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         """Return the end of a process, with all evidence about its cause."""
@@ -125,12 +130,16 @@ def _read(path: Path, bytes_max: int) -> str:
 
 # -- the kernel's kills for lack of memory, which SIGKILL alone does not prove -----------------------------------------
 class KillCounters(msgspec.Struct):
-    """The kernel's kill counters of our cgroups. A counter that has grown since the last death by
-    SIGKILL is evidence for this one.
+    """The kernel's kill counters of our cgroups, in which other programs may run, too.
+
+    A counter is evidence for a death if it has grown since the last death, and within LOOK_S or
+    twice that before this one: a large process takes seconds to die.
     """
 
     counters: list[Path]
-    _before: dict[Path, int] = msgspec.field(default_factory=dict)
+    _before: dict[Path, int] = msgspec.field(default_factory=dict)  # what a death is compared with
+    _latest: dict[Path, int] = msgspec.field(default_factory=dict)
+    _look_s: float = 0.0  # when to read them next
 
     @staticmethod
     def of_this_process() -> KillCounters:
@@ -142,17 +151,22 @@ class KillCounters(msgspec.Struct):
         made.news()
         return made
 
+    def _read(self) -> dict[Path, int]:
+        return {counter: kills for counter in self.counters if (kills := read_kills(counter)) is not None}
+
+    def look(self, now_s: float) -> None:
+        """Read the counters if that is due. Kills that the previous reading shows have hit others."""
+        if now_s >= self._look_s:
+            self._before, self._latest, self._look_s = self._latest, self._read(), now_s + LOOK_S
+
     def news(self) -> str:
-        """Return which kills were counted since the last call, or "" if none were."""
-        told = ""
-        for counter in self.counters:
-            now, before = read_kills(counter), self._before.get(counter)
-            if now is None:
-                continue
-            self._before[counter] = now
-            if before is not None and now > before and not told:
-                told = f"killed by the kernel (oom_kill {before} -> {now} in {counter})"
-        return told
+        """Return which recent kills were counted since the last call, or "" if none were."""
+        before, now = self._before, self._read()
+        self._before = self._latest = now
+        for counter, kills in now.items():
+            if kills > before.get(counter, kills):
+                return f"killed by the kernel (oom_kill {before[counter]} -> {kills} in {counter})"
+        return ""
 
 
 def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:

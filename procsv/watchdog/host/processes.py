@@ -327,11 +327,18 @@ class Processes(msgspec.Struct):
                 os.waitpid(dead.si_pid, os.WNOHANG)
 
     def is_stopped(self, task: TaskId) -> bool:
-        """Whether its process is frozen by a signal (SIGSTOP, SIGTSTP)."""
+        """Whether its process is frozen, by a signal (SIGSTOP, SIGTSTP) or by a debugger."""
+        return self._state(task) in ("T", "t")
+
+    def is_traced(self, task: TaskId) -> bool:
+        """Whether a debugger holds its process, which somebody is looking at."""
+        return self._state(task) == "t"
+
+    def _state(self, task: TaskId) -> str:
         running = self.running.get(task)
         with contextlib.suppress(psutil.Error, OSError):
-            return running is not None and process_state(running.child.pid) in ("T", "t")
-        return False
+            return process_state(running.child.pid) if running is not None else ""
+        return ""
 
     def doing(self, task: TaskId) -> str:
         """Say what its threads are doing: STOPPED by a signal, AT_DISK if one waits for a disk, or

@@ -24,13 +24,13 @@ from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
-from procsv.base.system.locks import FileLock
+from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.process_state import process_state
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
-from procsv.watchdog.edge.opening.run_lock import OpenRequest
+from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append
 from tests.support.programs import until
@@ -220,6 +220,29 @@ def test_what_never_ends_is_refused_by_name(paths: RunPaths) -> None:
     assert not FileLock(paths.run_lock).is_held()
     lock.release()
     paths.run_dir.rmdir()
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["no run yet", "a run that has ended"])
+def test_another_process_that_locks_a_logdir_where_no_run_was_killed_is_named_soon(
+    paths: RunPaths, ended: bool
+) -> None:
+    close_it(paths, open_it(paths))
+    if ended:
+        write_run(paths.run_json, a_run(paths, ended_at=13.0, state="done"), durable=False)
+    clock, said = FakeClock(), list[str]()
+    began_s = clock.now_s
+    stranger = DirectoryLock(paths.home)
+    assert stranger.try_acquire()
+
+    def wait(seconds: float) -> None:
+        clock.advance(1.0)
+
+    with pytest.raises(LogdirLocked, match="is locked by"):
+        open_it(paths, wait, clock, say=said.append)
+    assert clock.now_s - began_s <= TIDYING_S_MAX + 1.0
+    assert len(said) == 1
+    assert "killed" not in said[0]
+    stranger.release_lock()
 
 
 def test_services_that_remove_the_run_directory_as_they_exit_do_not_take_our_lock_along(paths: RunPaths) -> None:

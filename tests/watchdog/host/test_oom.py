@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,11 +12,7 @@ import pytest
 
 from procsv.watchdog.edge.resources.machine import MachineMemory, over_limit
 from procsv.watchdog.host.gpu import LEAVE_S_MAX, Gpus
-from procsv.watchdog.host.post_mortem import (
-    KillCounters,
-    find_counters,
-    read_kills,
-)
+from procsv.watchdog.host.post_mortem import LOOK_S, KillCounters, find_counters, read_kills
 from tests.support.naming import Naming
 
 V2 = "low 0\nhigh 12\nmax 40\noom 3\noom_kill {}\noom_group_kill 0\n"
@@ -50,6 +48,20 @@ def test_row_13_a_counter_that_rose_is_evidence_once(tmp_path: Path) -> None:
     assert kills.news() == ""
 
 
+def test_row_13_an_earlier_kill_of_another_program_of_the_group_is_no_evidence(tmp_path: Path) -> None:
+    own = write(tmp_path / "memory.events", V2.format(2))
+    kills = KillCounters([own])
+    kills.news()
+    own.write_text(V2.format(3))
+    for number in range(2):
+        kills.look(number * LOOK_S)
+    assert kills.news() == ""
+
+    own.write_text(V2.format(4))
+    kills.look(2 * LOOK_S)  # the process is still dying
+    assert kills.news() == Naming(f"(oom_kill 3 -> 4 in {own})")
+
+
 def test_row_13_files_without_information_are_no_evidence(tmp_path: Path) -> None:
     assert find_counters("0::/nowhere\n", tmp_path) == []
     assert read_kills(tmp_path / "absent") is None
@@ -59,13 +71,36 @@ def test_row_13_files_without_information_are_no_evidence(tmp_path: Path) -> Non
 
 def test_the_limit_covers_the_whole_tree_and_is_reported_in_words() -> None:
     memory = MachineMemory()
-    own = memory.tree_rss(os.getpid())
+    own = memory.tree_memory(os.getpid(), 0)
 
     assert own > 2**20
-    assert memory.tree_rss(2**22 + 1) == 0  # no such process
+    assert memory.tree_memory(2**22 + 1, 0) == 0  # no such process
     assert over_limit(own, 0) == over_limit(own, own) == ""
     assert over_limit(3 * 2**30, 2**30) == Naming(" 3.0 GiB ", " 1.0 GiB")
     assert 0 < memory.host_memory()["available"] <= memory.host_memory()["total"]
+
+
+FORKS = """
+import os, signal, sys
+data = b"x" * (200 << 20)
+if any(os.fork() == 0 for _ in range(3)):
+    signal.pause()
+print("forked", flush=True)
+signal.pause()
+"""
+
+
+def test_memory_that_a_program_shares_with_its_forks_counts_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "forked\n"
+            used = MachineMemory().tree_memory(program.pid, 500 * 2**20)
+            assert 200 * 2**20 < used < 300 * 2**20
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
 
 
 NVML = """

@@ -28,11 +28,12 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
+from procsv.base.system.process_state import has_open
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked
 from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.logdir_lease import in_use
-from procsv.watchdog.edge.opening.run_lock import OpenRequest
+from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest
 
 LEFTOVER_MARGIN_S = 15.0  # on top of the grace: a dead run's services tidy up after its trainer
 ENDING_S_MAX = 10.0  # on top of that: for a program that was killed after its time to disappear
@@ -47,7 +48,7 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
     """
     paths, clock = request.paths, request.clock
     orphans = Orphans(paths, clock, request.say)
-    deadline_s = clock.monotonic() + request.grace_s + LEFTOVER_MARGIN_S
+    began_s, was_killed = clock.monotonic(), paths.journal.exists() if before is None else before.ended_at is None
     locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # the previous run had another runtime directory
         locks |= _locks(before.paths, " (before)")
@@ -57,18 +58,29 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
         if has_heirs:
             _refuse_if_run(paths, request.us)
         held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
-        late_s = clock.monotonic() - deadline_s
+        was_killed |= bool(held)
+        limit_s = request.grace_s + LEFTOVER_MARGIN_S if was_killed else TIDYING_S_MAX
+        late_s = clock.monotonic() - began_s - limit_s
         left = orphans.end_orphans(heirs.holders if has_heirs else lambda: None, late_s > 0)
         if not has_heirs and not held and not left:
             return
+        was_killed |= bool(left)
         if late_s > 0 or not said:
             alive = {*left, *(heirs.holders() if has_heirs else ())}
             names = ", ".join(_names(held, sorted(alive))) or "a process that cannot be seen"
         if late_s > (ENDING_S_MAX if orphans.is_ending else 0):
-            raise LogdirLocked(f"processes of an earlier launch in {paths.logdir} still run: {names}; end them first")
+            raise LogdirLocked(
+                f"processes of an earlier launch in {paths.logdir} still run: {names}; end them first"
+                if was_killed
+                else f"the logdir {paths.logdir} is locked by {names}; end that first"
+            )
         if not said and (held or has_heirs or orphans.has_program):
             said = True
-            request.say(f"the previous watchdog was killed; waiting for its processes to save and exit: {names}")
+            request.say(
+                f"the previous watchdog was killed; waiting for its processes to save and exit: {names}"
+                if was_killed
+                else f"waiting for {names}, which locks {paths.logdir}"
+            )
         for path in held.values():
             if not path.name.startswith("writer"):  # a stopped trainer is ended by a service
                 FileLock(path).wake()
@@ -111,10 +123,10 @@ def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
 def _pids(path: Path) -> list[int]:
     """Return the processes that have `path` open."""
     found = []
-    for fds in Path("/proc").glob("[0-9]*/fd"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if any(fd.readlink() == path for fd in fds.iterdir()):
-                found.append(int(fds.parent.name))
+            if has_open(int(process.name), path):
+                found.append(int(process.name))
     return found
 
 

@@ -22,15 +22,17 @@ _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 class MachineMemory:
     """The watchdog's port to the memory of the machine."""
 
-    def tree_rss(self, pid: int) -> int:
-        """Return the resident bytes of a process and all its descendants."""
-        total = 0
+    def tree_memory(self, pid: int, limit: int) -> int:
+        """Return the bytes that a process and all its descendants use.
+
+        A fork shares pages with its parent, and the plain sum counts them in both. The kernel has to
+        visit every page to tell, so it is asked only if the plain sum is above `limit`.
+        """
+        members: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error, OSError):
-            process = psutil.Process(pid)
-            for member in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.Error, OSError):
-                    total += member.memory_info().rss
-        return total
+            members = [(process := psutil.Process(pid)), *process.children(recursive=True)]
+        used = sum(_resident(member) for member in members)
+        return used if used <= limit or len(members) < 2 else sum(_proportional(member) for member in members)
 
     def tree_activity(self, pid: int) -> int | None:
         return tree_activity(pid)
@@ -40,7 +42,7 @@ class MachineMemory:
         counts as used.
         """
         free = min([psutil.virtual_memory().available, *_free_in_groups()])
-        return free - (max(0, limit - self.tree_rss(trainer_pid)) if limit else 0)
+        return free - (max(0, limit - self.tree_memory(trainer_pid, limit)) if limit else 0)
 
     def host_memory(self) -> dict[str, int]:
         """Return the bytes of the machine's memory: the total, and what is available."""
@@ -48,11 +50,25 @@ class MachineMemory:
         return {"total": memory.total, "available": memory.available}
 
 
-def over_limit(rss: int, limit: int) -> str:
+def _resident(process: psutil.Process) -> int:
+    """Return the bytes of a process, those that it shares included. 0 if it is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Return the same, with its part of each page that several processes share."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(process.memory_full_info().pss)
+    return _resident(process)
+
+
+def over_limit(used: int, limit: int) -> str:
     """Say why a trainer must be restarted, or "" if it is within its limit (0: no limit)."""
-    if not limit or rss <= limit:
+    if not limit or used <= limit:
         return ""
-    return f"it uses {show_size(rss)} of memory, and may use {show_size(limit)}"
+    return f"it uses {show_size(used)} of memory, and may use {show_size(limit)}"
 
 
 def _free_in_groups() -> list[int]:

@@ -11,7 +11,7 @@ from procsv.base.outcome import Exit, Source
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import PreemptAsked, Said
+from procsv.watchdog.core.events import PreemptAsked, Said, SignalCame
 from tests.watchdog.world import World, running
 
 DONE = Exit(0, None)
@@ -237,3 +237,18 @@ def test_repeated_key_presses_after_the_end_do_not_matter() -> None:
     assert world.exit_code == 70
     assert world.quit is not None
     assert world.quit.keep_memory
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_closed_terminal_which_sends_its_signal_twice_hurries_nothing(is_stopping: bool) -> None:
+    world = running()
+    world.durable(840)
+    if is_stopping:
+        world.stop()
+    for _ in range(2):
+        world.handle(SignalCame(signal.SIGHUP))
+    assert world.core.state_label == "stopping"
+    assert (TRAINER, signal.SIGKILL) not in world.signals
+
+    world.handle(SignalCame(signal.SIGQUIT))
+    assert (TRAINER, signal.SIGKILL) in world.signals

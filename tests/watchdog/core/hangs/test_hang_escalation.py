@@ -50,6 +50,16 @@ def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_sta
     assert world.core.state_label == "hung"
 
 
+def test_a_program_that_a_debugger_holds_does_not_hang() -> None:
+    world = hung(traced=True)
+    world.advance(3600.0)
+    assert not world.events("hang_detected")
+
+    world.traced = False
+    world.advance(3.6)
+    assert world.last("hang_detected")["step"] == 840
+
+
 def test_the_ladder_goes_from_dump_to_abort_to_kill_on_time() -> None:
     world = hung(stubborn=True)
     world.advance(4.0)
