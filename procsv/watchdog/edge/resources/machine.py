@@ -30,7 +30,8 @@ class MachineMemory:
         """
         members: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error, OSError):
-            members = [(process := psutil.Process(pid)), *process.children(recursive=True)]
+            process = psutil.Process(pid)
+            members = [process, *process.children(recursive=True)]
         used = sum(_resident(member) for member in members)
         return used if used <= limit or len(members) < 2 else sum(_proportional(member) for member in members)
 
