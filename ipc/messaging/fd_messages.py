@@ -46,7 +46,6 @@ class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
     standby itself.
     """
 
-    incarnation: int
     pid: int = 0
 
 

@@ -76,7 +76,6 @@ class ObjectGraph:
         ]
         if others := [item for item in self.tracked if item.dtype not in DTYPES and item.dtype not in PACKED]:
             raise CannotCapture(f"{others[0].key} is of type {others[0].dtype}, which TensorFlow alone can save")
-        self.proto = proto
         self._proto_bytes = proto.SerializeToString()
         self.variables = [
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None

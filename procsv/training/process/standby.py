@@ -118,7 +118,7 @@ class StandbyProcess:
                 self._line.send(Unfit(f"{changed} has been changed since it was imported"))
             elif self._why_no_fork():
                 self._become(word, given)
-                self._line.send(TrainerBegun(word.incarnation))
+                self._line.send(TrainerBegun())
                 break
             elif not self._fork(word, given):
                 break
@@ -153,7 +153,7 @@ class StandbyProcess:
         def tell(pid: int) -> None:
             with contextlib.suppress(OSError):  # no descriptor is left: nothing waits for this fork
                 self._forks.append(os.pidfd_open(pid))
-            self._line.send(TrainerBegun(word.incarnation, pid))
+            self._line.send(TrainerBegun(pid))
 
         self._forget_ended()
         return fork_away(begin, tell)

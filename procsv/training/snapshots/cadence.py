@@ -140,11 +140,6 @@ class Cadence(msgspec.Struct):
         """The cost of one snapshot."""
         return self.mean_stall_s + max(self.lost_s, COPY_SHARE * self.copy_s)
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds from one snapshot to the next, including its copy; 0.0 if none are due."""
-        return self.told().interval_s
-
     def next_due_s(self, published_s: float, sequence: int = 0) -> float | None:
         """When the next snapshot is due after `sequence` was published at `published_s`.
 

@@ -107,7 +107,6 @@ class Hook(msgspec.Struct, frozen=True):
 class _Command(msgspec.Struct):
     child: Child
     hook: Hook
-    event: str
     until_s: float
     was_killed: bool = False
 
@@ -183,7 +182,7 @@ class EventHook:
         except OSError as error:
             self._complain("start", f"{hook.name} cannot be started: {error.strerror}")
             return
-        self._running.append(_Command(child=child, hook=hook, event=event, until_s=now_s + self._time_s))
+        self._running.append(_Command(child=child, hook=hook, until_s=now_s + self._time_s))
 
     def _bury(self, command: _Command) -> None:
         ended = command.child.reap()

@@ -158,7 +158,7 @@ class LocalHost(TaskHost):
         return bool(self._clearing)
 
     def answers(self) -> list[Event]:
-        """Return the immediate results of the orders."""
+        """Return the immediate results of the orders. To be called after each order."""
         preparing, news = self._preparing(), self._news
         self._news = []
         if preparing == self._told:
@@ -284,7 +284,7 @@ class LocalHost(TaskHost):
             self._heartbeats.follow_heartbeat(start.task, start.incarnation)
             self._link.promote(start.number, start.task, start.incarnation)
         except OSError as error:
-            why = NotPromoted(start.number, start.task, start.incarnation, str(error))
+            why = NotPromoted(start.task, start.incarnation, str(error))
             self._not_promoted(why, self._clock.monotonic())
 
     def _promoted(self, word: Promoted, now_s: float) -> None:

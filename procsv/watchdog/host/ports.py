@@ -38,9 +38,6 @@ class TaskHost(Protocol):
     def send(self, task: TaskId, body: Message) -> None:
         """Send a message reliably to the newest attempt."""
 
-    def answers(self) -> list[Event]:
-        """Return the immediate results of the orders. To be called after each order."""
-
     def poll(self) -> Iterable[Event]:
         """Yield what has happened since the last call. Each event must be handled before the next is
         taken.

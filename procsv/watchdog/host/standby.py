@@ -95,11 +95,10 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """Standby `number` could not be given the order or cannot carry it out, or its fork could not
-    be watched. It is still a standby, and will be killed.
+    """The standby could not be given the order or cannot carry it out, or its fork could not be
+    watched. It is still a standby, and will be killed.
     """
 
-    number: int
     task: TaskId
     incarnation: int
     error: str

@@ -47,11 +47,11 @@ class StandbyLink:
                 try:
                     self._processes.list_child(task, incarnation, Child(AdoptedChild(pid)))
                 except OSError as error:  # no descriptor is left to watch the fork; it ends with the other orphans
-                    return NotPromoted(number, task, incarnation, str(error))
+                    return NotPromoted(task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)
             case Unfit(why):
                 self._waits_again(running)
-                return NotPromoted(number, task, incarnation, why)
+                return NotPromoted(task, incarnation, why)
             case _:
                 return StandbySaid(incarnation, word)
 

@@ -146,10 +146,6 @@ class RemoteTasks(RemoteHost):
         self._order(task, member_messages.FreezeTask(task, incarnation, seconds))
 
     # -- news ----------------------------------------------------------------------------------------------
-    def answers(self) -> list[events.Event]:
-        """Return nothing: no order is answered at once."""
-        return []
-
     def poll(self) -> list[events.Event]:
         """Return what has happened on the other machines since the last call."""
         heard, self._untold = self._untold, []

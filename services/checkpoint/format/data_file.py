@@ -44,8 +44,7 @@ class DataFile:
         self._told, self._given = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._is_direct: bool | None = None  # None until the first whole block is written
         self._direct_bytes, self._direct_s = 0, 0.0
-        # Bytes in the page cache, and how many of them the disk was asked to write back.
-        self._behind_bytes = self._begun_bytes = 0
+        self._begun_bytes = 0  # of those in the page cache, how many the disk was asked to write back
 
     @property
     def is_direct(self) -> bool:

@@ -26,7 +26,6 @@ class UrlListing(Listing):
     """The checkpoints of one plan at the time of its creation."""
 
     def __init__(self, plan: CheckpointPlan) -> None:
-        self.plan = plan
         self.directory, basename = gfile.directory_of(plan.save_path), gfile.name_of(plan.save_path)
         self.names = gfile.names_in(self.directory)
         listed, trouble = list[str](), ""

@@ -19,18 +19,18 @@ def test_auto_keeps_the_cost_under_its_share_of_the_time(stalls: list[float]) ->
     for stall in (stalls[0], *stalls):
         cadence.learn(stall, 0.0)
 
-    assert INTERVAL_S_MIN <= cadence.interval_s <= INTERVAL_S_MAX
-    if INTERVAL_S_MIN < cadence.interval_s < INTERVAL_S_MAX:
-        assert cadence.cost_s / cadence.interval_s == pytest.approx(COST_SHARE_MAX)
+    assert INTERVAL_S_MIN <= cadence.told().interval_s <= INTERVAL_S_MAX
+    if INTERVAL_S_MIN < cadence.told().interval_s < INTERVAL_S_MAX:
+        assert cadence.cost_s / cadence.told().interval_s == pytest.approx(COST_SHARE_MAX)
 
 
 def test_auto_starts_with_a_snapshot_after_a_tenth_of_a_second_and_never_takes_two_in_less_than_two_steps() -> None:
-    assert Cadence(None).interval_s == 0.1
+    assert Cadence(None).told().interval_s == 0.1
     cadence = Cadence(None)
     cadence.learn(0.0005, 0.001, None, step_s=0.04)
-    assert cadence.interval_s == 0.1
+    assert cadence.told().interval_s == 0.1
     cadence.learn(0.0005, 0.001, None, step_s=3.0)
-    assert cadence.interval_s == 6.0
+    assert cadence.told().interval_s == 6.0
     assert cadence.told().spacing is Spacing.AUTO_LEAST
 
 
@@ -38,13 +38,13 @@ def test_delayed_steps_beside_a_copy_count_in_full_and_a_copy_that_delays_no_ste
     cadence = Cadence(None)
     for _ in range(2):
         cadence.learn(0.002, 0.1)
-    assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01)
+    assert cadence.told().interval_s == pytest.approx((0.002 + 0.01) / 0.01)
     for _ in range(2):
         cadence.learn(0.002, 0.1, lost_s=0.05)
-    assert cadence.interval_s == pytest.approx((0.002 + 0.05) / 0.01)
+    assert cadence.told().interval_s == pytest.approx((0.002 + 0.05) / 0.01)
     for _ in range(32):
         cadence.learn(0.002, 0.1, lost_s=-0.02)
-    assert cadence.interval_s == pytest.approx((0.002 + 0.01) / 0.01), (
+    assert cadence.told().interval_s == pytest.approx((0.002 + 0.01) / 0.01), (
         "a step that happens to be shorter pays for nothing"
     )
 
@@ -52,9 +52,9 @@ def test_delayed_steps_beside_a_copy_count_in_full_and_a_copy_that_delays_no_ste
 def test_a_slow_first_capture_of_a_process_is_forgotten_with_the_second() -> None:
     cadence = Cadence(None)
     cadence.learn(0.05, 0.0)
-    assert cadence.interval_s == pytest.approx(1.0), "a twentieth of the time"
+    assert cadence.told().interval_s == pytest.approx(1.0), "a twentieth of the time"
     cadence.learn(0.0005, 0.0)
-    assert (cadence.interval_s, cadence.mean_stall_s) == (INTERVAL_S_MIN, 0.0005)
+    assert (cadence.told().interval_s, cadence.mean_stall_s) == (INTERVAL_S_MIN, 0.0005)
 
 
 def test_without_memory_one_snapshot_a_minute_may_cost_a_twentieth_of_the_time_and_cheaper_ones_as_usual() -> None:
@@ -63,16 +63,16 @@ def test_without_memory_one_snapshot_a_minute_may_cost_a_twentieth_of_the_time_a
         cadence = Cadence(None, is_staged=True)
         for _ in range(3):
             cadence.learn(stall_s, 0.0)
-        chosen_s.append(cadence.interval_s)
+        chosen_s.append(cadence.told().interval_s)
     assert chosen_s == pytest.approx([20.0, 50.0, 60.0, 80.0, 200.0, 600.0])
 
 
 def test_one_outlying_step_proves_nothing() -> None:
     cadence = Cadence(None)
     cadence.learn(0.0005, 0.001, lost_s=0.1)
-    assert cadence.interval_s == 0.1
+    assert cadence.told().interval_s == 0.1
     cadence.learn(0.0005, 0.001, lost_s=0.0)
-    assert cadence.interval_s == 0.1
+    assert cadence.told().interval_s == 0.1
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -80,7 +80,7 @@ def test_noise_far_above_a_small_snapshots_cost_does_not_make_snapshots_rare(see
     chance, cadence, intervals_s = random.Random(seed), Cadence(None), list[float]()
     for _ in range(200):
         cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.0, 0.01))  # two steps of 40 ms, each 7 ms longer or shorter
-        intervals_s.append(cadence.interval_s)
+        intervals_s.append(cadence.told().interval_s)
     assert sorted(intervals_s)[150] <= 0.25
 
 
@@ -88,25 +88,25 @@ def test_a_constant_cost_is_seen_through_noise_of_its_size() -> None:
     chance, cadence = random.Random(5), Cadence(None)
     for _ in range(32):
         cadence.learn(0.0005, 0.001, lost_s=chance.gauss(0.02, 0.02))
-    assert 1.2 < cadence.interval_s < 2.5
+    assert 1.2 < cadence.told().interval_s < 2.5
 
 
 def test_snapshots_made_as_files_are_at_least_a_second_apart() -> None:
-    assert Cadence(None, least_s=1.0).interval_s == 1.0
+    assert Cadence(None, least_s=1.0).told().interval_s == 1.0
 
 
 def test_every_checkpoint_has_a_snapshot() -> None:
-    assert Cadence(60.0, at_most_s=10.0).interval_s == 10.0
+    assert Cadence(60.0, at_most_s=10.0).told().interval_s == 10.0
     slow = Cadence(None, at_most_s=10.0)
     slow.learn(5.0, 50.0)
-    assert slow.interval_s == 10.0
+    assert slow.told().interval_s == 10.0
 
 
 def test_a_fixed_interval_is_used_unchanged() -> None:
     cadence = Cadence(0.25)
     cadence.learn(3.0, 3.0)
 
-    assert cadence.interval_s == 0.25
+    assert cadence.told().interval_s == 0.25
 
 
 def test_the_chosen_interval_is_reported_with_its_reason() -> None:
@@ -168,7 +168,7 @@ def test_with_a_copy_on_another_machine_a_fixed_interval_is_the_most_that_a_loss
     worst_s = lost_at_worst(cadence, step_s, copy_s, travel_s)
     assert max(worst_s) <= interval_s * (1 + 1e-6)
     assert min(worst_s) >= interval_s / 2, "nor are they taken closer than that needs"
-    assert cadence.interval_s == interval_s, "what was told is kept, and told"
+    assert cadence.told().interval_s == interval_s, "what was told is kept, and told"
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.floats(0.001, 0.2))
@@ -179,8 +179,8 @@ def test_with_a_copy_on_another_machine_auto_takes_no_more_and_reports_the_most_
     for _ in range(2):
         alone.learn(0.0, copy_s, None, step_s)
     worst_s = lost_at_worst(cadence, step_s, copy_s, travel_s)
-    assert max(worst_s) <= cadence.interval_s * (1 + 1e-6)
-    assert cadence.told().apart_s == pytest.approx(alone.interval_s)
+    assert max(worst_s) <= cadence.told().interval_s * (1 + 1e-6)
+    assert cadence.told().apart_s == pytest.approx(alone.told().interval_s)
 
 
 def test_a_copy_too_slow_for_the_interval_never_doubles_the_cost_of_snapshots() -> None:
@@ -219,5 +219,5 @@ def test_with_one_snapshot_a_checkpoint_it_is_taken_when_it_would_be_without_a_c
     cadence = Cadence(0.0, at_most_s=10.0)
     cadence.copies.captured(1, 0.0)
     cadence.copies.kept(1, 1.0)
-    assert (cadence.next_due_s(0.2, 1), cadence.interval_s) == (10.2, 10.0)
+    assert (cadence.next_due_s(0.2, 1), cadence.told().interval_s) == (10.2, 10.0)
     assert Cadence(0.0).next_due_s(0.2, 1) is None

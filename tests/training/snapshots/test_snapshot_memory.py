@@ -64,7 +64,7 @@ def test_without_room_a_requested_interval_is_kept_and_reported(world: World, ca
         world.snapshotter.take_snapshot("final")
     assert "--snapshot-secs" in caplog.text
     assert "5 %" not in caplog.text
-    assert world.cadence.interval_s == 30.0
+    assert world.cadence.told().interval_s == 30.0
 
 
 def test_removed_memory_is_reserved_again_and_what_is_not_durable_is_captured_again(world: World) -> None:

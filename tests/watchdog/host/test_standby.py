@@ -236,7 +236,7 @@ def test_a_standby_that_answers_in_time_has_no_deadline_any_more() -> None:
 def test_a_standby_that_cannot_be_reached_is_killed_with_a_message() -> None:
     standby = promoting()
     standby.out.clear()
-    standby.not_promoted(NotPromoted(1, TRAINER, 4, "Broken pipe"), 1020.0)
+    standby.not_promoted(NotPromoted(TRAINER, 4, "Broken pipe"), 1020.0)
     assert standby.out == [
         KillTree(STANDBY, 1),
         Say(Naming("Broken pipe; ", "cold start"), is_bad=True),

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
-from procsv.base.outcome import NO_STEP, LastExit, LastWords
+from procsv.base.outcome import NO_STEP, LastExit
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Report, Say, WriteEntry
@@ -42,7 +42,6 @@ class AttemptRecord:
         self.goodput = Goodput(now_s, settings.earlier)
         self.last_death: Ended | None = None
         self.last_exit: LastExit | None = None
-        self.last_words: LastWords | None = None
         self._report: Report | None = None  # the report of its end, until it is sent
         self.last = CountedAttempt()  # the last attempt that ended
         self.unsaved_s: float | None = None  # its training since its last save, where a step is a save
@@ -123,7 +122,6 @@ class AttemptRecord:
             handles_stop=progress.handles_stop,
         )
         cause, kind = find_end(ended, known)
-        self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
         exited = entries.Exited(pid=pid, **msgspec.structs.asdict(self.last_exit))
         told: list[Action] = [WriteEntry(exited, self._task, ended.incarnation)]

@@ -238,7 +238,3 @@ class Lifecycle:
     @property
     def is_live(self) -> bool:
         return self.state in LIVE
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in TERMINAL

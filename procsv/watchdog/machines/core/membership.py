@@ -19,7 +19,6 @@ import msgspec
 from procsv.base.cluster import SPARE
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
-from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.member_messages import Join, LaunchLock
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -96,10 +95,6 @@ class Member(msgspec.Struct):
             return None
         extended_s = self.clock.here(beat.extended_s) if beat.extended_s else 0.0
         return msgspec.structs.replace(beat, beat_s=self.clock.here(beat.beat_s), extended_s=extended_s)
-
-    @property
-    def step(self) -> int:
-        return self.beat.step if self.beat is not None else NO_STEP
 
 
 class Membership:

@@ -172,5 +172,5 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
             alive -= 1
         alive += LifecycleAction.SPAWN in actions
         assert alive in (0, 1), f"seed={seed}: {life.story}"
-        if life.is_over or life.state is TaskState.UNKILLABLE:
+        if life.state in (*TERMINAL, TaskState.UNKILLABLE):
             break

@@ -196,13 +196,12 @@ def test_a_program_has_no_session_while_it_imports() -> None:
 
 
 # -- end -------------------------------------------------------------------------------------------------------
-def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
+def test_the_last_exit_is_kept_with_its_cause() -> None:
     played = Played()
     out = played.end(TRAINER, Exit(1, None), words=BOOM)
     exit = {"code": 1, "signal": None, "cause": "exception", "evidence": "ValueError: boom", "step": 7}
     assert journaled(out, "exited") == [{"pid": 1002, **exit}]
     assert played.core.chief.record.last_exit == LastExit(1, None, "exception", "ValueError: boom", 7)
-    assert played.core.chief.record.last_words == BOOM
     (report,) = [action for action in out if isinstance(action, Report)]
     assert (report.step, report.lost_steps, report.resume_step) == (7, 7, NO_STEP)
     assert report.sentence == "trainer 1 (pid 1002) ended with ValueError: boom, at step 7"
