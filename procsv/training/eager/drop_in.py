@@ -31,7 +31,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager import manager, private, replicas
 from procsv.training.runtime.context import current, watched
-from procsv.training.runtime.log import say_once
+from procsv.training.runtime.log import say, say_once
 from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
 
@@ -230,7 +230,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     def _stop(self, path: Any) -> NoReturn:
         """End the program with this save on disk: the run ends, and the program never asks."""
         self.close()
-        print(f"procsv: saved {path}; the program resumes from there at the next start", file=sys.stderr)
+        say(f"saved {path}; the program resumes from there at the next start")
         raise SystemExit(exit_codes.RESUMABLE)
 
 

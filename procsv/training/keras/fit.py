@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -281,7 +280,7 @@ class Fit:
         self._controller.save_last_state()
         self._leave_run()
         step = self._progress.read_step()
-        print(f"procsv: saved at step {step}; the fit resumes from there at the next start", file=sys.stderr)
+        say(f"saved at step {step}; the fit resumes from there at the next start")
         raise SystemExit(exit_codes.RESUMABLE)
 
     # -- the end ---------------------------------------------------------------------------------------------

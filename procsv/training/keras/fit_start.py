@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -281,9 +280,9 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
         model.train_function(iter(_zeros_like(epochs.element_spec, epochs.batch_size or BATCH)))
     except Exception as error:  # noqa: BLE001  the program's own step may fail on zeros
         why = str(error).partition("\n")[0]
-        print(f"procsv: no step could be rehearsed: {why}", file=sys.stderr)
+        say(f"no step could be rehearsed: {why}")
     else:
-        print(f"procsv: a step was rehearsed in {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+        say(f"a step was rehearsed in {time.monotonic() - began_s:.1f} s")
     finally:
         state.put_held(held)
         write_random(random)

@@ -47,6 +47,7 @@ from procsv.training.process.standby import StandbyProcess
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, is_of_stop, write_last_words
+from procsv.training.runtime.log import flush_output, say
 from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # for a program that waits for its session to notice its end
@@ -95,7 +96,7 @@ def main() -> None:
     atexit.register(_end_run, runtime, signals)  # runs after the program's remaining threads are joined
     if were_left():  # the interpreter's exit would wait for a thread that waits for a lost server
         atexit._run_exitfuncs()
-        _flush_output()
+        flush_output()
         os._exit(code)
     sys.exit(code)
 
@@ -156,13 +157,13 @@ def _join_step_gate(runtime: Runtime, start: Start) -> None:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
         runtime.join_step_gate(StepGate(start.paths, start.task, others, runtime.clock))
     elif start.is_chief:
-        print("procsv: --consistent-snapshots cannot pause other machines: snapshots may mix steps", file=sys.stderr)
+        say("--consistent-snapshots cannot pause other machines: snapshots may mix steps")
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:
     if os.read(fd, 1) == b"":
         runtime.connection.link.unwatch(fd)
-        print("procsv: the watchdog is gone; saving, then ending", file=sys.stderr)
+        say("the watchdog is gone; saving, then ending")
         runtime.stops.request_stop("preempt")
 
 
@@ -184,7 +185,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
         if runtime.stops.is_asked:
             return
         if needed := _why_needed(runtime, start):
-            print(f"procsv: {name}: {needed} keeps running until its watchdog ends it", file=sys.stderr, flush=True)
+            say(f"{name}: {needed} keeps running until its watchdog ends it")
         else:
             runtime.connection.note_entry(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.stops.ask_program("preempt", start.settings.grace_s * TRAINER_SHARE)
@@ -226,8 +227,7 @@ def _force_later(runtime: Runtime, start: Start) -> None:
         if runtime.heartbeat.has_ended:
             _leave_threads(runtime)
         if runtime.heartbeat.phase is Phase.CONNECT:  # for a server or the chief: there is nothing to save
-            print("procsv: the program is still waiting for its session: ending it", file=sys.stderr)
-            sys.stderr.flush()
+            say("the program is still waiting for its session: ending it")
             os._exit(exit_codes.RESUMABLE)
 
     _call_later(min(CONNECT_S_MAX, after_s), force_a_wait)
@@ -238,8 +238,7 @@ def _end_by_force(runtime: Runtime) -> None:
     if runtime.heartbeat.has_ended:
         _leave_threads(runtime)
     grace = show_duration(runtime.connection.start.settings.grace_s)
-    print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
-    sys.stderr.flush()
+    say(f"the program has not stopped; ending it within the grace of {grace}")
     # A program that ends the run by itself has its own exit code; 75 would claim that it has saved.
     os._exit(exit_codes.GAVE_UP if runtime.stops.is_left_to_end_run else exit_codes.RESUMABLE)
 
@@ -255,22 +254,13 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
     names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
     what = f"its thread {names[0]} still runs" if names else "its process still runs"
     what = f"its threads {', '.join(names)} still run" if len(names) > 1 else what
-    print(
-        f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}",
-        file=sys.stderr,
-    )
-    _flush_output()
+    say(f"the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}")
     if names:  # otherwise the main thread has already reached the exit functions
         atexit.unregister(_end_run)  # it sets signals, which only the main thread can do
         _leave_run(runtime)
         atexit._run_exitfuncs()
-        _flush_output()
+        flush_output()
     os._exit(runtime.heartbeat.returned)
-
-
-def _flush_output() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:
@@ -301,11 +291,11 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
         if exit_code_of(leaving) and reads_input():
-            print(f"procsv: {READS_INPUT}", file=sys.stderr)
+            say(READS_INPUT)
         return exit_code_of(leaving)
     except UserError as error:
         _leave_last_words(runtime, error, None)
-        print(f"procsv: {error}", file=sys.stderr)
+        say(str(error))
         return exit_codes.MISCONFIGURED
     except KeyboardInterrupt as error:
         if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:  # otherwise it was `interrupt`
@@ -313,7 +303,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's error: printed, recorded, and in the exit code
         if runtime.stops.is_asked and not runtime.stops.is_left_to_end_run and is_of_stop(error):
-            print(f"procsv: the stop interrupted the step in progress ({type(error).__name__})", file=sys.stderr)
+            say(f"the stop interrupted the step in progress ({type(error).__name__})")
             return exit_codes.RESUMABLE
         if reads_input():
             error.add_note(f"procsv: {READS_INPUT}")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import sys
 import threading
 from typing import Any
 
@@ -28,6 +27,7 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 
 _calls: dict[str, Any] = {}  # TensorFlow's own table keeps no references
 
@@ -77,9 +77,7 @@ def _offer_captures(runtime: Runtime) -> None:
 
 def _end(reason: Reason) -> None:
     """Ends the server, on the link's thread; its clients notice by their connections."""
-    print(f"procsv: asked to stop ({reason}): ending the server", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    say(f"asked to stop ({reason}): ending the server")
     os._exit(exit_codes.RESUMABLE)
 
 

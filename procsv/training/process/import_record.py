@@ -33,6 +33,7 @@ from procsv.ipc.messaging import watchdog_messages
 from procsv.ipc.messaging.start import Start
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 
 KEEP_S = 1.0  # between two checks that the record exists
 CONFIGURATION = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".gin", ".py")  # of files that an argument names
@@ -169,7 +170,7 @@ class ImportNews:
         if before.attempt in (0, runtime.connection.start.incarnation) or runtime.connection.paths.own_home is not None:
             return
         if changed := changed_files(before, self._home):
-            print(f"procsv: changed since attempt {before.attempt}: {list_files(changed)}", file=sys.stderr)
+            say(f"changed since attempt {before.attempt}: {list_files(changed)}")
 
     def _keep(self, now_s: float) -> None:
         if self._record is not None:

@@ -28,6 +28,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 from procsv.training.runtime.program_logdir import CarriedCheckpoints
 
 TRIES_MAX = 50
@@ -51,7 +52,7 @@ def watch_deletions(runtime: Runtime) -> None:
             try:
                 carried.link_checkpoints()
             except OSError as error:
-                print(f"procsv: checkpoints in {logdir} cannot be kept from deletion: {error}", file=sys.stderr)
+                say(f"checkpoints in {logdir} cannot be kept from deletion: {error}")
 
     def on_deleted(count: int) -> None:
         what = ""
@@ -59,7 +60,7 @@ def watch_deletions(runtime: Runtime) -> None:
             what = "; procsv puts them back for its session (for a new run: `procsv launch --new`)"
         elif runtime.training is None and not scan_slots(runtime.connection.paths.shm_dir):
             what = ": it starts from the beginning"
-        print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
+        say(f"the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}")
         runtime.connection.note_entry(CheckpointsDeleted(count=count, kept=carried.is_kept))
 
     if runtime.connection.start.has_local_logdir:

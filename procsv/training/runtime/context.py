@@ -28,6 +28,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining, TrainsInStep
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
+from procsv.training.runtime.log import say
 from procsv.training.runtime.observer import Observer
 from procsv.training.runtime.run_connection import RunConnection
 from procsv.training.runtime.step_gate import StepGate
@@ -190,7 +191,7 @@ class Runtime:
         streams = self.connection.streams
         if streams.dropped:
             why = streams.error or "the summary service was away for too long"
-            print(f"procsv: {streams.dropped} event records were not written: {why}", file=sys.stderr)
+            say(f"{streams.dropped} event records were not written: {why}")
         try:
             if self.observer is not None:
                 self.observer.finish_if_lost(link)

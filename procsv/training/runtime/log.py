@@ -6,6 +6,7 @@ apply.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -20,8 +21,24 @@ _said: set[tuple[str, int]] = set()  # with the process that printed it
 
 
 def say(text: str) -> None:
-    """Prints a line for the user, no matter what the program's log shows."""
-    print(f"procsv: {text}", file=sys.stderr, flush=True)
+    """Prints a line for the user, no matter what the program's log shows.
+
+    The program may have closed its standard error, or put something else in its place.  Then the line
+    goes to the descriptor: an error here would end the program, or the thread that talks to its run.
+    """
+    try:
+        print(f"procsv: {text}", file=sys.stderr)
+    except Exception:  # noqa: BLE001  whatever the program's own stream raises
+        with contextlib.suppress(OSError):
+            os.write(2, f"procsv: {text}\n".encode(errors="replace"))
+    flush_output()
+
+
+def flush_output() -> None:
+    """Flushes standard output and error, if the program has left them in order."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def say_once(text: str) -> None:

@@ -31,6 +31,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
 from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.training.runtime.link import Link
+from procsv.training.runtime.log import say
 
 SETTINGS = LaunchSettings()  # like a launch without options
 
@@ -205,10 +206,7 @@ class Observer:
             return
         link.unwatch(self._process.channel.fd)
         link.mark_lost(WATCHDOG, "it is dead")
-        print(
-            f"procsv: this program's watchdog has ended; training goes on, but nothing records it in {self.paths.home}",
-            file=sys.stderr,
-        )
+        say(f"this program's watchdog has ended; training goes on, but nothing records it in {self.paths.home}")
 
     # -- end ---------------------------------------------------------------------------------------
     def close_run(self, code: int) -> None:
@@ -239,4 +237,4 @@ class Observer:
             try:
                 link.ask(task, Finish(), SERVICES[task].finish_s_max)
             except (TimeoutError, PeerError) as error:
-                print(f"procsv: the {task} service did not finish: {str(error) or 'no answer'}", file=sys.stderr)
+                say(f"the {task} service did not finish: {str(error) or 'no answer'}")

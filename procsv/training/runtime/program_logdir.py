@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from procsv.base.run.run_file import read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 
 MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
 _PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # in the order in which they go back
@@ -83,7 +83,7 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
 
 def _say_once(runtime: Runtime, given: str, text: str) -> None:
     if runtime.name_logdir(given):
-        print(f"procsv: {text}", file=sys.stderr)
+        say(text)
 
 
 def _mismatch(given: str, start: Start) -> UserError:

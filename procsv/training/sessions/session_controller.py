@@ -8,7 +8,6 @@ last state, and leaves the run.  It never makes or closes a session.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +20,7 @@ from procsv.training.graph.session import call_at_close
 from procsv.training.graph.user_saves import UserSaves, written_at
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 from procsv.training.sessions.session_manager import SessionManager
 from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
@@ -95,7 +95,7 @@ class SessionController:
         self.has_servers = bool(getattr(session, "sess_str", b""))
         training = self.training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable, lost)
         if training.counts_calls and training.origin.source == "fresh" and self.runtime.observer is None:
-            print("procsv: the program has no global step: each call of its session counts as one", file=sys.stderr)
+            say("the program has no global step: each call of its session counts as one")
         training.start_training()
         if self.runtime.stops.reason is not None:
             self.coord.request_stop()  # making the session cleared the coordinator's stop

@@ -9,7 +9,6 @@ decides how long the end of training waits for a checkpoint directory that was r
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.link import Handler
-from procsv.training.runtime.log import log
+from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
@@ -208,7 +207,7 @@ class TrainingRun:
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
         if self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
             text = f"{share_s:.0f} s after the stop request the program still trains: procsv ends it after this step"
-            print(f"procsv: {text}", file=sys.stderr)  # the program may have silenced its log
+            say(text)  # the program may have silenced its log
             raise SystemExit(exit_codes.RESUMABLE)
 
     # -- events ------------------------------------------------------------------------------------
