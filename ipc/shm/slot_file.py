@@ -62,7 +62,8 @@ class SlotWriter:
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
         """Makes the slot READY.  `end`: the first byte after the tensors.
 
-        Killed before the last store: the slot stays WRITING and is torn, and the older READY slot counts.
+        Killed before the new state is stored, which comes last: the slot stays WRITING and is torn,
+        and the older READY slot counts.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
@@ -152,7 +153,8 @@ def reserve(fd: int, size: int, path: Path) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        os.ftruncate(fd, before)  # a disk, unlike tmpfs, keeps blocks that it has already allocated
+        # A disk, unlike tmpfs, keeps the blocks that it allocated before it was full.
+        os.ftruncate(fd, before)
         there = os.fstatvfs(fd)  # the path may have been unlinked
         raise NoRoom(
             f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
@@ -161,7 +163,10 @@ def reserve(fd: int, size: int, path: Path) -> None:
 
 
 class SlotMap(mmap.mmap):
-    """The memory of a slot that its owner fills, with its path for processes that fill it on the owner's behalf."""
+    """The memory of a slot that its owner fills.
+
+    Other processes, such as parameter servers, may fill it for the owner; `path` is for them.
+    """
 
     path: Path
 
@@ -203,10 +208,10 @@ class SlotPool:
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
         """Reserves slots until there are `count`, for `size` bytes of tensors each; returns the memory of new ones.
 
-        NoRoom if it cannot, and keeps none of the new ones.  It drops unlinked slots.  It takes over
-        slots that an earlier incarnation left and nobody needs, because their memory is already
-        allocated, but never the task's newest READY slot or the paths in `never`, from which this
-        incarnation restored.
+        If there is no room, it removes the new ones and raises NoRoom.  It drops unlinked slots.
+        Before it creates files, it takes over slots that an earlier incarnation left and nobody
+        needs, because their memory is already allocated.  It never takes over the task's newest
+        READY slot or the paths in `never`, from which this incarnation restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)

@@ -26,7 +26,8 @@ from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0
-HINT_S = 30.0  # after this, assume a program that `procsv launch` did not start and that ignores the request
+# Until the hint at --now: a program that `procsv launch` did not start may ignore the request.
+HINT_S = 30.0
 
 
 @click.command("stop")
@@ -124,7 +125,8 @@ def _is_to_be_ended(run: RunFile) -> bool:
 def _ask_to_end(run: RunFile, now: bool, pidfd: int) -> None:
     if ask_watchdog(run, StopRun(now), ASK_S_MAX) is not None:
         return
-    if not run.paths.control_socket.exists():  # something deleted it; the watchdog will recreate it soon
+    # If something deleted the socket, the watchdog will recreate it soon; a signal needs none.
+    if not run.paths.control_socket.exists():
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
         raise UserError(f"process {run.pid} does not answer; if it is stopped, `kill -CONT {run.pid}` wakes it", 1)

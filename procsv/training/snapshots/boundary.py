@@ -21,7 +21,7 @@ declare("trainer.step")
 
 QUIET_KEPT = 31
 QUIET_MIN = 5  # calls needed for a meaningful median
-# Times the median.  A longer call is another kind, such as an evaluation, and counts as this long.
+# In medians.  A longer call is of another kind, such as an evaluation, and counts as this long.
 CALL_FACTOR_MAX = 5.0
 
 
@@ -51,13 +51,13 @@ class Boundary:
         self.lock = threading.Lock()
         self.due = False
         self.runs = 0  # finished calls; the heartbeat shows them as progress
-        self.elsewhere = 0  # approximate number of calls on other threads
+        self.elsewhere = 0  # approximate number of calls on other threads, and of nested calls
         self.about: Any = None  # the source's note on the present or last call; None: unknown
         # The training thread is in a call or at the boundary.  A nested call, such as one by a
         # callback, passes straight through.  Only the training thread sets this.
         self.inside = False
-        # The newest call has raised.  It may have made half a step, and only the program knows what
-        # happens to it.
+        # The newest call still runs or has raised.  One that raised may have made half a step, and
+        # only the program knows what to do about that.
         self.is_torn = False
         self.thread = threading.get_ident()
         self.visit = visit
@@ -67,7 +67,7 @@ class Boundary:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a call here would end at the boundary: on its thread, and in no other call."""
+        """Whether a call made now would pass the boundary: on its thread and not nested."""
         return not self.inside and threading.get_ident() == self.thread
 
     @property
@@ -80,7 +80,7 @@ class Boundary:
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether only the calling thread can make a step; always so if steps are not calls."""
+        """Whether steps are not calls and this thread makes them: then no other thread can."""
         return bool(self._begun_s) and threading.get_ident() == self.thread
 
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
@@ -148,7 +148,10 @@ class Boundary:
 
     @contextlib.contextmanager
     def hold_thread(self) -> Iterator[None]:
-        """Keeps the training thread between two calls.  Any thread; also within a call."""
+        """Keeps the training thread between two calls.  Any thread may use it.
+
+        Called on the training thread within a call, it does nothing.
+        """
         is_training_thread = threading.get_ident() == self.thread
         if is_training_thread and self.inside:
             yield
@@ -167,8 +170,8 @@ class CallTimes:
     """Times of the training thread's calls, and what a snapshot costs the calls that overlap it.
 
     A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture
-    pays for its copies on write.  Both show in the length of those steps compared with the mean of
-    the others: if other programs slow some steps down, they slow both kinds.
+    pays for its copies on write.  So those steps are compared with the mean of the others.  Other
+    programs that slow training down do not distort this, because they slow both kinds of steps.
 
     The boundary feeds it, the snapshotter reads it.  Times are in seconds.  `add_call` runs on the
     training thread, the other methods on the thread that takes the snapshot.
@@ -191,7 +194,7 @@ class CallTimes:
             self._lost, self._overlapped = self._sum_loss(self._overlapped), None
 
     def captured(self) -> None:
-        """Marks a capture: the next calls run beside a copy or copy on write."""
+        """Marks a capture: the next calls run beside the copy, or have to copy on write."""
         self._overlapped, self._is_copied = [], False
 
     def copied(self) -> None:

@@ -4,12 +4,13 @@ The store calls it on the disk thread. It works on files alone and knows nothing
 slots or messages.
 
 A *staging area* is a directory on the checkpoint's own filesystem. In it,
-`staging/<sequence>.<run>/` holds a checkpoint in the making, and `replaced/<sequence>.<run>/` holds
-links to the files of the older checkpoint of that name, which it replaces. A staging directory with `intent.json` is
-complete and on disk: if a kill interrupts the commit, the next process finishes it. A directory
-without one is swept. Either way the directory disappears. A commit moves files only out of its
-directory or into it, and a takeover of the logdir removes that directory first. So a process that
-has lost the logdir can no longer change a checkpoint (base/system/fenced_rename.py).
+`staging/<sequence>.<run>/` holds a checkpoint in the making. If it replaces an older checkpoint
+with the same name, `replaced/<sequence>.<run>/` holds links to the files of the older one. A
+staging directory with `intent.json` is complete and on disk: if a kill interrupts the commit, the
+next process finishes it. A directory without one is swept. Either way the directory disappears. A
+commit moves files only out of its directory or into it, and a takeover of the logdir removes that
+directory first. So a process that has lost the logdir can no longer change a checkpoint
+(base/system/fenced_rename.py).
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class StagingArea:
     def begin_commit(self, sequence: int) -> Path:
         """Create an empty staging directory.
 
-        A machine that takes over the logdir sweeps this directory first. So if the lease is still
-        ours after this call, no later takeover can miss the directory, and none of our renames can
-        succeed after the takeover.
+        A machine that takes over the logdir writes its lease first, and then removes the staging
+        directories that it finds. So if the lease is still ours after this call, a later takeover
+        will find this directory, and none of our renames can succeed once it is removed.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
@@ -81,8 +82,8 @@ class StagingArea:
     def commit(self, staging: Path, intent: Intent) -> list[str]:
         """Move the synced files of `staging` into place, and return the old checkpoints that could not be deleted.
 
-        Raise an OSError once everything is undone. Raise Fenced if another run has taken over; it has
-        then dealt with this commit.
+        On an error, undo everything, then raise the error. If another run has taken over, undo
+        nothing and raise Fenced: that run has already finished, undone or dropped this commit.
         """
         try:
             disk.fsync_path(staging)  # sync the file names, so that no power failure leaves an intent without files
@@ -194,8 +195,9 @@ class StagingArea:
             fence.take_away(stale)  # a file of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
-        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the previous one. A power
-        # failure cannot leave it listed without its files: syncing the directory for the manifest syncs their names.
+        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the
+        # previous one. Putting the manifest also syncs the directory, and so the files' names: no
+        # power failure can leave the checkpoint listed without its files.
         failpoint("checkpoint.before_manifest")
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
@@ -263,12 +265,14 @@ class StagingArea:
                 disk.fsync_path(target)  # where the filesystem has no links it is a copy
         fence.flush_removals()
         disk.fsync_path(intent.directory)
-        # Killed before this: files are missing, so the next start undoes the commit again; everything set aside is
-        # still there. But if no file had been placed, all are still staged, and the next start carries the commit out.
+        # Killed before this: if a placed file has been removed by then, or a file is damaged, the
+        # next start undoes the commit again; everything set aside is still there. Otherwise all
+        # files are whole, and the next start carries the commit out.
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
-        # Killed here: an older checkpoint of this name is in place, and a further undo leaves it alone.
+        # Killed here: the older checkpoint of this name, if there was one, is in place again, and a
+        # further undo leaves it alone.
         _put_state_back(fence, Path(intent.state_file), intent.state_before)
         fence.flush_removals()
         self._tidy(staging)

@@ -1,15 +1,17 @@
 """End a hung process: dump its stacks first, then SIGABRT, then SIGKILL to its whole tree.
 
-Used by trainer.py for the trainer, by services.py for a service. Pure. The ladder:
+Used by trainer.py for the trainer, by services.py for a service. Pure. The ladder, in seconds since
+the hang was found:
 
-    found          hang_detected is journaled; faulthandler writes the main thread's stack, in C, GIL held or not
-    2.5 s later    it writes all stacks, which may kill the process (BY_ITS_DUMP)
-    5 s later      SIGABRT: faulthandler writes once more, and the process dies
-    10 s later     SIGKILL to the tree
-    30 s later     a trainer is called unkillable (trainer.py): no second one is started beside it
+     0.0    hang_detected is journaled; faulthandler writes the main thread's stack: being C, it can
+            do so even while a thread holds the GIL
+     2.5    it writes all stacks, which may kill the process (BY_ITS_DUMP)
+     5.0    SIGABRT: faulthandler writes once more, and the process dies
+    15.0    SIGKILL to the tree
+    45.0    a trainer is called unkillable (trainer.py): no second one is started beside it
 
-A stopped process (SIGSTOP) gets all of these signals together, 5 s after it was found, and SIGCONT:
-it is woken only to die.
+A stopped process (SIGSTOP) gets the dump signals, SIGABRT and SIGCONT together, 5 s after it was
+found: it is woken only to die. SIGKILL follows at 15 s as above.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
 DUMPS = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL)
-ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)  # DUMPS kill until the bootstrap has armed faulthandler
-BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)  # faulthandler reads the frames of threads that keep running
+# Until the bootstrap has armed faulthandler, a dump signal kills the process.
+ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)
+# A dump can crash the process: faulthandler reads the frames of threads that keep running.
+BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)
 
 
 L = TypeVar("L", Liveness, ServiceLiveness)  # a trainer's, or a service's
