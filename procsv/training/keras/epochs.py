@@ -225,6 +225,29 @@ def shuffles_itself(dataset: Any) -> bool:
     )
 
 
+def pipeline_of(epochs: Epochs) -> list[Any]:
+    """Return the steps of the tf.data pipeline that the program has passed to `fit`, the last one first.
+
+    Other data have none: Keras makes their pipeline anew for each fit.
+    """
+    found = getattr(epochs.keras_iterator.data_adapter, "_dataset", None)
+    steps = [found] if isinstance(found, tf.data.Dataset) else list[Any]()
+    for one in steps:
+        steps += one._inputs()
+    return steps
+
+
+def shuffles(dataset: Any) -> bool:
+    """Return whether this step of a pipeline shuffles: then each iterator gets another order."""
+    return hasattr(dataset, "_reshuffle_each_iteration")
+
+
+def repeats_shuffled(dataset: Any, is_repeated: bool = False) -> bool:
+    """Return whether one iterator over a pipeline shuffles many times."""
+    is_repeated = is_repeated or type(dataset).__name__ == "_RepeatDataset"
+    return (is_repeated and shuffles(dataset)) or any(repeats_shuffled(one, is_repeated) for one in dataset._inputs())
+
+
 def functions_of(dataset: Any) -> list[Any]:
     """Return the functions of a tf.data pipeline, such as those passed to `map`.
 

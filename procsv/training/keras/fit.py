@@ -296,6 +296,7 @@ class Fit:
     def end_training(self) -> None:
         """Before `on_train_end`, note why training ended. With no epoch left, restore the state."""
         self._put_back()
+        self._progress.position.end_untrained()
         self.files.wait_placed()  # callbacks may read them at the end
         progress = self._progress
         asked, progress.stop = progress.stop, ""

@@ -9,13 +9,17 @@ An iterator also depends on state outside of it: Keras draws the order of a PyDa
 when an epoch begins, and random layers in `dataset.map` count in variables. So that state is saved
 when an iterator begins, and restored before its batches are taken once more. For a PyDataset that
 shuffles in `on_epoch_end`, those calls are made again.
+
+Data may outlive their fit. A fit that is not trained again, because it had ended, leaves them as it
+had left them, so that the next fit on the same data goes on there.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import tensorflow as tf
@@ -25,7 +29,15 @@ from procsv.base.plain_values import decode, encode
 from procsv.base.units import show_duration, show_size
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private
-from procsv.training.keras.epochs import Epochs, captured_variables, shuffles_itself, unkept_variables
+from procsv.training.keras.epochs import (
+    Epochs,
+    captured_variables,
+    pipeline_of,
+    repeats_shuffled,
+    shuffles,
+    shuffles_itself,
+    unkept_variables,
+)
 from procsv.training.keras.private import read_random, write_random
 from procsv.training.runtime.log import say
 
@@ -55,6 +67,16 @@ class Saved(msgspec.Struct, frozen=True):
     ends: list[bytes] = []
 
 
+class _Ended(NamedTuple):
+    """The pipeline of a fit that had ended, which today's program has at its beginning."""
+
+    parts: list[weakref.ref[Any]]  # the pipeline and its inputs, the outermost first
+    saved: Saved
+
+
+_ended: list[_Ended] = []
+
+
 class DataPosition:
     """The position of one fit's EpochIterator."""
 
@@ -69,11 +91,12 @@ class DataPosition:
         self._variables = captured_variables(epochs.dataset)
         _name_unkept(epochs.dataset)
         self._ends: list[bytes] = []
-        self._py_dataset = epochs.py_dataset
+        self._py_dataset, self._parts = epochs.py_dataset, pipeline_of(epochs)
         if self._py_dataset is not None and shuffles_itself(self._py_dataset):
             epochs.wrap_epoch_end(self._end_epoch)
         private.keep_with(epochs.keras_iterator, _MARK, self)
         epochs.replace_dataset(_Counted(epochs.dataset, self))
+        self._catch_up()
 
     def read_position(self) -> Saved:
         epochs, state = self._epochs, b""
@@ -134,6 +157,37 @@ class DataPosition:
     def go_to(self, saved: Saved, last_batch: int) -> None:
         """Have the next epoch resume after `last_batch` of the saved one (-1: at its beginning)."""
         self._resume = (saved, last_batch) if self._way != "none" else None
+
+    def end_untrained(self) -> None:
+        """Leave the fit without an epoch, and its data as the fit had left them.
+
+        A pipeline is brought there when another fit begins with it, because that may take time.
+        """
+        resume, self._resume = self._resume, None
+        if resume is None:
+            return
+        saved, drawn = resume[0], read_random()
+        self._end_epochs_again(saved)
+        self._write_outside(saved.began)
+        write_random(drawn)
+        if any(map(shuffles, self._parts)):
+            _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved))
+
+    def _catch_up(self) -> None:
+        """Bring the pipeline to where earlier fits had left it that had ended and were not trained again."""
+        for one in list(_ended):
+            known = [part for ref in one.parts if (part := ref()) is not None]
+            shared = next((part for part in known if any(part is mine for mine in self._parts)), None)
+            if shared is None:
+                continue
+            _ended.remove(one)
+            keep = self._read_outside()
+            for taken in one.saved.made:
+                iterator = iter(shared)
+                for _ in range(taken if repeats_shuffled(shared) else min(taken, 1)):
+                    next(iterator, None)
+                    self.on_replayed()
+            self._write_outside(keep)
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         resume, self._resume = self._resume, None

@@ -59,6 +59,12 @@ def augmented() -> Any:
     return batches.map(add).prefetch(2)
 
 
+def repeated() -> Any:
+    """Repeat a shuffle: the fit takes fewer batches of it than a pass has."""
+    numbers = tf.data.Dataset.range(BATCHES).shuffle(BATCHES, seed=1).repeat()
+    return numbers.map(lambda n: (tf.fill([4, 2], tf.cast(n, tf.float32)), tf.zeros([4, 1])))
+
+
 class Interrupted(Exception):
     """A program that ends in the middle of a fit."""
 
@@ -101,18 +107,23 @@ class Model(keras.Model):
         return {**super().train_step(data), "at": data[0][0, 0]}
 
 
-def fit(directory: Path, data: Any, shuffle: bool, after: int) -> list[int]:
-    """Run one start of a program. Return the batches on which its state was trained."""
+def fit(directory: Path, data: Any, shuffle: bool, *after: int, steps: int | None = None) -> list[int]:
+    """Run one start of a program, with a fit for each of `after`. Return the batches on which their states were trained."""
     backup.numbers = FitNumbers()
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
-    model, taken = Model(), Taken(after)
-    model.compile("sgd", "mse", jit_compile=False)
-    ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+    batches, found = data(), list[int]()
     with contextlib.suppress(Interrupted):
-        model.fit(data(), epochs=4, verbose=0, shuffle=shuffle, callbacks=[taken, ours])
+        for count in after:
+            model, taken = Model(), Taken(count)
+            model.compile("sgd", "mse", jit_compile=False)
+            ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+            try:
+                model.fit(batches, epochs=4, verbose=0, shuffle=shuffle, steps_per_epoch=steps, callbacks=[taken, ours])
+            finally:
+                found += taken.taken
     hooks.abandon_all()
-    return taken.taken
+    return found
 
 
 KINDS: dict[str, tuple[Any, bool]] = {
@@ -133,6 +144,23 @@ def test_every_batch_is_taken_once_in_the_order_of_an_undisturbed_fit(kind: str,
     for after in (5, 2, 6):  # at the last batch, in the middle, twice in an epoch
         fit(tmp_path / "run", data, shuffle, after)
     assert fit(tmp_path / "run", data, shuffle, 0) == wanted
+
+
+SHARED: dict[str, tuple[Any, int | None]] = {
+    "shuffled, with a random layer": (augmented, None),
+    "a repeated shuffle": (repeated, 4),
+    "shuffles itself": (ShufflesItself, None),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_second_fit_on_the_same_data_goes_on_where_the_first_one_had_left_them(kind: str, tmp_path: Path) -> None:
+    data, steps = SHARED[kind]
+    wanted = fit(tmp_path / "alone", data, False, 0, 0, steps=steps)
+    for after in (1, 6):
+        fit(tmp_path / "run", data, False, 0, after, steps=steps)
+    assert fit(tmp_path / "run", data, False, 0, 0, steps=steps) == wanted
 
 
 def test_a_replay_reports_its_duration_and_each_batch_counts_as_progress(
