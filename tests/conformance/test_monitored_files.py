@@ -12,7 +12,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from procsv.base.run.paths import find_paths
 from tests.conformance.differences import Kind
-from tests.conformance.logdirs import events, listed, said, saved
+from tests.conformance.logdirs import Model, events, listed, said, saved
 from tests.support.journal import read_journal
 
 tf1 = tf.compat.v1
@@ -21,16 +21,6 @@ pytestmark = pytest.mark.fault
 
 class Mishap(Exception):
     pass
-
-
-class Model:
-    """A step, a variable that equals it, and a summary of it."""
-
-    def __init__(self) -> None:
-        self.step = tf1.train.get_or_create_global_step()
-        self.value = tf1.get_variable("weight", [], tf.float32, initializer=tf1.zeros_initializer())
-        self.train = tf.group(tf1.assign_add(self.step, 1), tf1.assign_add(self.value, 1.0))
-        tf1.summary.scalar("value", self.value)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_accounts
-from tests.support.journal import an_entry
+from tests.report.journals import at
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
 OTHER: dict[str, Any] = {
@@ -32,25 +32,21 @@ OTHER: dict[str, Any] = {
 WHOLE: dict[str, Any] = {"files": 1, "records": 2, "tags": ["loss"], "problems": [], "missing_tags": []}
 
 
-def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any) -> Line:
-    return Line(1000.0 + time, role, incarnation, an_entry(event, **fields))
-
-
 def _account() -> Account:
     """Return an account of a trainer killed at step 50 and a service killed at step 70."""
     entries = [
-        _at(0, "run_started", "watchdog"),
-        _at(0, "spawned", "trainer", pid=1),
-        _at(5, "ready", "trainer", step=1),
-        _at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
-        _at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
-        _at(20, "exited", "trainer", code=None, signal="SIGKILL", cause="killed", evidence="", step=50),
-        _at(21, "spawned", "trainer", 2, pid=2),
-        _at(26, "ready", "trainer", 2, step=47),
-        _at(26, "recovered", "trainer", 2, step=46, source="memory", seconds=6.0),
-        _at(30, "fault", "checkpoint", fault="kill checkpoint at step 70", step=70),
-        _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
-        _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
+        at(0, "run_started", "watchdog"),
+        at(0, "spawned", "trainer", pid=1),
+        at(5, "ready", "trainer", step=1),
+        at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
+        at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
+        at(20, "exited", "trainer", code=None, signal="SIGKILL", cause="killed", evidence="", step=50),
+        at(21, "spawned", "trainer", 2, pid=2),
+        at(26, "ready", "trainer", 2, step=47),
+        at(26, "recovered", "trainer", 2, step=46, source="memory", seconds=6.0),
+        at(30, "fault", "checkpoint", fault="kill checkpoint at step 70", step=70),
+        at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
+        at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
     ]
     account, _ = take_accounts(entries)
     assert account is not None
@@ -84,17 +80,17 @@ def test_each_fault_is_reported_with_its_cost() -> None:
 
 def test_a_trainer_dies_of_the_fault_aimed_at_it_though_another_came_before_it_was_gone() -> None:
     entries = [
-        _at(0, "run_started", "watchdog"),
-        _at(0, "spawned", "trainer", pid=1),
-        _at(5, "ready", "trainer", step=1),
-        _at(20, "fault", "trainer", fault="raise trainer at step 50", step=50),
-        _at(21, "fault", "checkpoint", fault="kill checkpoint at step 40", step=50),
-        _at(23, "exited", "trainer", code=1, signal=None, cause="exception", evidence="", step=50),
-        _at(24, "spawned", "trainer", 2, pid=2),
-        _at(29, "ready", "trainer", 2, step=51),
-        _at(29, "recovered", "trainer", 2, step=50, source="memory", seconds=6.0),
-        _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
-        _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
+        at(0, "run_started", "watchdog"),
+        at(0, "spawned", "trainer", pid=1),
+        at(5, "ready", "trainer", step=1),
+        at(20, "fault", "trainer", fault="raise trainer at step 50", step=50),
+        at(21, "fault", "checkpoint", fault="kill checkpoint at step 40", step=50),
+        at(23, "exited", "trainer", code=1, signal=None, cause="exception", evidence="", step=50),
+        at(24, "spawned", "trainer", 2, pid=2),
+        at(29, "ready", "trainer", 2, step=51),
+        at(29, "recovered", "trainer", 2, step=50, source="memory", seconds=6.0),
+        at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
+        at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
     ]
     account, _ = take_accounts(entries)
     assert account is not None
@@ -120,20 +116,20 @@ def _begun_anew(*more: Line) -> Trial:
     one from step 0.
     """
     entries = [
-        _at(0, "run_started", "watchdog"),
-        _at(0, "spawned", "trainer", pid=1),
-        _at(5, "ready", "trainer", step=1),
-        _at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
-        _at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
-        _at(20, "exited", "trainer", code=75, signal=None, cause="stopped", evidence="", step=50),
-        _at(21, "spawned", "trainer", 2, pid=2),
-        _at(22, "exited", "trainer", 2, code=None, signal="SIGKILL", cause="killed", evidence="", step=-1),
-        _at(23, "spawned", "trainer", 3, pid=3),
+        at(0, "run_started", "watchdog"),
+        at(0, "spawned", "trainer", pid=1),
+        at(5, "ready", "trainer", step=1),
+        at(5, "recovered", "trainer", step=0, source="fresh", seconds=5.0),
+        at(20, "fault", "trainer", fault="kill trainer at step 50", step=50),
+        at(20, "exited", "trainer", code=75, signal=None, cause="stopped", evidence="", step=50),
+        at(21, "spawned", "trainer", 2, pid=2),
+        at(22, "exited", "trainer", 2, code=None, signal="SIGKILL", cause="killed", evidence="", step=-1),
+        at(23, "spawned", "trainer", 3, pid=3),
         *more,
-        _at(26, "ready", "trainer", 3, step=1),
-        _at(26, "recovered", "trainer", 3, step=0, source="fresh", seconds=6.0),
-        _at(40, "exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="", step=100),
-        _at(41, "run_completed", "trainer", 3, step=100, goodput=0.5),
+        at(26, "ready", "trainer", 3, step=1),
+        at(26, "recovered", "trainer", 3, step=0, source="fresh", seconds=6.0),
+        at(40, "exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="", step=100),
+        at(41, "run_completed", "trainer", 3, step=100, goodput=0.5),
     ]
     account, _ = take_accounts(entries)
     assert account is not None
@@ -149,17 +145,17 @@ def test_a_start_from_nothing_after_progress_fails_though_the_variables_are_the_
 
 
 def test_a_program_that_deletes_its_checkpoints_at_the_start_is_named_as_the_reason_it_started_over() -> None:
-    (problem,) = _findings(drilled=_begun_anew(_at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
+    (problem,) = _findings(drilled=_begun_anew(at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
     assert "deletes its checkpoints" in problem
 
 
 def test_a_different_last_step_is_named_though_the_program_is_not_deterministic() -> None:
     entries = [
-        _at(0, "run_started", "watchdog"),
-        _at(0, "spawned", "trainer", pid=1),
-        _at(5, "ready", "trainer", step=1),
-        _at(40, "exited", "trainer", code=0, signal=None, cause="completed", evidence="", step=150),
-        _at(41, "run_completed", "trainer", step=150, goodput=0.5),
+        at(0, "run_started", "watchdog"),
+        at(0, "spawned", "trainer", pid=1),
+        at(5, "ready", "trainer", step=1),
+        at(40, "exited", "trainer", code=0, signal=None, cause="completed", evidence="", step=150),
+        at(41, "run_completed", "trainer", step=150, goodput=0.5),
     ]
     account, _ = take_accounts(entries)
     assert account is not None
@@ -277,28 +273,28 @@ def _group() -> tuple[Account, dict[str, Account]]:
     """Return accounts of a worker killed at step 50 and a server at step 70, which costs the chief a session."""
     started = [
         [
-            _at(1, "spawned", task, pid=1),
-            _at(5, "ready", task, step=1),
-            _at(5, "recovered", task, step=0, source="fresh", seconds=4.0),
+            at(1, "spawned", task, pid=1),
+            at(5, "ready", task, step=1),
+            at(5, "recovered", task, step=0, source="fresh", seconds=4.0),
         ]
         for task in TASKS[:2]
     ]
     dead: dict[str, Any] = {"code": None, "signal": "SIGKILL", "cause": "killed", "evidence": ""}
     account, tasks = take_accounts([
-        _at(0, "run_started", "watchdog", tasks=TASKS),
-        _at(1, "spawned", "ps.0", pid=4),
+        at(0, "run_started", "watchdog", tasks=TASKS),
+        at(1, "spawned", "ps.0", pid=4),
         *(entry for one in started for entry in one),
-        _at(20, "fault", "worker.0", fault="kill worker.0 at step 50", step=50),
-        _at(20, "exited", "worker.0", step=50, **dead),
-        _at(21, "spawned", "worker.0", 2, pid=2),
-        _at(22, "ready", "worker.0", 2, step=55),
-        _at(22, "recovered", "worker.0", 2, step=54, source="chief", seconds=2.0),
-        _at(30, "fault", "ps.0", fault="kill ps.0 at step 70", step=70),
-        _at(30, "exited", "ps.0", step=-1, **dead),
-        _at(30, "spawned", "ps.0", 2, pid=5),
-        _at(33, "session_recovered", "chief", step=64, at=65, source="memory", seconds=3.0, lost_steps=6),
-        _at(40, "exited", "chief", **{**dead, "code": 0, "signal": None, "cause": "completed"}, step=100),
-        _at(41, "run_completed", "chief", step=100, goodput=0.5),
+        at(20, "fault", "worker.0", fault="kill worker.0 at step 50", step=50),
+        at(20, "exited", "worker.0", step=50, **dead),
+        at(21, "spawned", "worker.0", 2, pid=2),
+        at(22, "ready", "worker.0", 2, step=55),
+        at(22, "recovered", "worker.0", 2, step=54, source="chief", seconds=2.0),
+        at(30, "fault", "ps.0", fault="kill ps.0 at step 70", step=70),
+        at(30, "exited", "ps.0", step=-1, **dead),
+        at(30, "spawned", "ps.0", 2, pid=5),
+        at(33, "session_recovered", "chief", step=64, at=65, source="memory", seconds=3.0, lost_steps=6),
+        at(40, "exited", "chief", **{**dead, "code": 0, "signal": None, "cause": "completed"}, step=100),
+        at(41, "run_completed", "chief", step=100, goodput=0.5),
     ])  # fmt: skip
     assert account is not None
     return account, tasks

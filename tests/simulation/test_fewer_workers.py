@@ -21,7 +21,7 @@ from tests.simulation.model.machines.run import FleetRun
 from tests.simulation.model.machines.run import draw_run as draw_fleet_run
 from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.program_process import ProgramProcess
-from tests.simulation.model.run import Run, run_of_tasks
+from tests.simulation.model.run import Run, journaled, run_of_tasks
 from tests.simulation.model.world import LAUNCH
 from tests.simulation.reported import assert_reported
 
@@ -54,10 +54,6 @@ def go(seed: int, least: int | None) -> Run:
 
 def go_far(seed: int, least: int | None, *more: Any, steps: int = 250) -> Told:
     return go_on_machines(seed, [(15.0, break_on_its_machine), *more], workers=3, min_workers=least, steps=steps)
-
-
-def journaled(run: Run, event: str) -> list[history.Journaled]:
-    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.event == event]
 
 
 def codes(run: Run) -> list[int | None]:

@@ -11,7 +11,7 @@ import pytest
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from tests.simulation.model import faults, history
 from tests.simulation.model.program import Program, ProgramError
-from tests.simulation.model.run import DONE, GAVE_UP, Run
+from tests.simulation.model.run import DONE, GAVE_UP, Run, journaled
 from tests.simulation.seeds import seeds
 
 SEEDS = 5
@@ -21,10 +21,6 @@ Plan = list[tuple[float, faults.Fault]]
 def runs(plan: Plan, seeds: int = SEEDS, **program: Any) -> list[Run]:
     """Run the same program and faults to their ends. Every invariant is checked on the way."""
     return [Run(seed, Program(**program), list(plan)).go() for seed in range(seeds)]
-
-
-def journaled(run: Run, event: str) -> list[history.Journaled]:
-    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.event == event]
 
 
 @pytest.mark.parametrize("second", [1.0, 2.3, 3.0, 4.0, 9.0, 26.5, 27.5, 28.0])

@@ -26,7 +26,7 @@ from tests.simulation.model.group.served import ServedChief, Servers
 from tests.simulation.model.network import Weather
 from tests.simulation.model.processes import FOR_EVER_S
 from tests.simulation.model.program import Program
-from tests.simulation.model.run import Run, run_of_tasks, simulate
+from tests.simulation.model.run import Run, journaled, run_of_tasks, simulate
 from tests.simulation.model.world import HANG_S, LAUNCH
 from tests.simulation.reported import assert_reported
 from tests.simulation.seeds import seeds
@@ -79,10 +79,6 @@ def freeze_for_ever(task: TaskId) -> faults.Fault:
         return f"SIGSTOP to {task}"
 
     return fault
-
-
-def journaled(run: Run, event: str) -> list[history.Journaled]:
-    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.event == event]
 
 
 def attempts(run: Run) -> dict[str, int]:

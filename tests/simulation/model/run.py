@@ -160,3 +160,8 @@ def run_of_tasks(seed: int, trace: Callable[[str], None] | None = None) -> Run:
     rng = Random(f"tasks {seed}")
     program, settings = draw_group(rng)
     return Run(seed, program, draw_plan(rng), trace, settings)
+
+
+def journaled(run: Run, event: str) -> list[history.Journaled]:
+    """Return the run's entries of that kind in the journal."""
+    return [fact for _, fact in run.world.facts if isinstance(fact, history.Journaled) and fact.event == event]
