@@ -3,7 +3,7 @@
 A trainer calls `receive` to copy captures of servers on other machines into its own slot. A member's
 watchdog uses Fetch, a thread that fills a slot (procsv/watchdog/machines/checkpoint_proxy.py,
 memory_copy/keeper.py), and its event loop runs on in the meantime. So does a coordinator that starts
-(memory_copy/restore.py). A failure of it is stored in `error` and loses nothing.
+(coordinator.py). A failure of it is stored in `error` and loses nothing.
 """
 
 from __future__ import annotations

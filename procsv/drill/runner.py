@@ -26,8 +26,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.processes import Child
 from procsv.base.system.system_clock import SystemClock
-from procsv.drill.blows import find_blows, find_skipped
-from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, find_skipped, judge_findings
 from procsv.faults.plan import Plan, PlannedFault, aim_at_tasks
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story

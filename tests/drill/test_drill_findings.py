@@ -9,8 +9,7 @@ from rich.console import Console
 
 from procsv.base.errors import UserError
 from procsv.base.journal.line import Line
-from procsv.drill.blows import find_blows
-from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
+from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
 from procsv.drill.format import show_findings
 from procsv.drill.runner import as_toml, default_plan
 from procsv.faults.plan import Plan

@@ -17,11 +17,11 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
 from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
+from procsv.watchdog.machines.coordinator import MemoryCopyRestore
 from procsv.watchdog.machines.core.memory_copy import Copy, TransferRate, newer_copies
 from procsv.watchdog.machines.memory_copy import relay
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
 from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
-from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.simulation.machine_schedules import (
     Break,
     Breaks,
@@ -45,7 +45,7 @@ GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0
 REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
 LARGE: dict[str, Any] = {"size": 24 << 20, "bytes_per_s": 8.0 * 2**20}  # travels for three seconds
 LOST_S = 25.0
-TAKES = "procsv.watchdog.machines.memory_copy.restore.newer_copies"
+TAKES = "procsv.watchdog.machines.coordinator.newer_copies"
 
 
 def resumed(told: Told) -> list[tuple[str, int]]:

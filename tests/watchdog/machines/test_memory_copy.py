@@ -24,11 +24,11 @@ from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
+from procsv.watchdog.machines.coordinator import MemoryCopyRestore
 from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S
 from procsv.watchdog.machines.member import find_copy_files
 from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
-from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.ipc.shm.snapshots import RUN, flip, publish, read
 
 CLOCK, WAIT_S = SystemClock(), 60.0

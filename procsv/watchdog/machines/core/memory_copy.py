@@ -3,7 +3,7 @@
 The copy is kept in case the chief's machine is lost. Pure. `choose_keeper` tells the coordinator
 which member keeps the copy. TransferRate decides when the keeper fetches, and how fast.
 `newer_copies` decides which copies a new coordinator tries
-(watchdog/machines/memory_copy/restore.py).
+(watchdog/machines/coordinator.py).
 """
 
 from __future__ import annotations

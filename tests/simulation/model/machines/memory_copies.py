@@ -21,11 +21,11 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
+from procsv.watchdog.machines.coordinator import MemoryCopyRestore
 from procsv.watchdog.machines.core.membership import Membership
 from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
 from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
-from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.simulation.model import history
 from tests.simulation.model.machines.copies import SimFetch, SimSender
 from tests.simulation.model.network import SimClient
