@@ -26,6 +26,7 @@ TAIL_BYTES = 2**14  # read from the end of each of the newest event files, so th
 _SHOWN = (
     "state",
     "running",
+    "elsewhere",
     "step",
     "durable_step",
     "restarts",
@@ -91,7 +92,8 @@ def _show(runs: list[dict[str, Any]]) -> None:
             table.add_row(as_markup(run["directory"]), UNREADABLE)
             continue
         style = "red" if run["state"] == "hung" else "green"
-        state = f"[{style}]{as_markup(run['state'])}[/]" if run["running"] else as_markup(run["state"])
+        where = f" on {run['elsewhere']}" if run["elsewhere"] else ""
+        state = f"[{style}]{as_markup(run['state'])}[/]" if run["running"] else as_markup(run["state"] + where)
         ago = f"{show_duration(max(0.0, now_s - run['started_at']))} ago"
         steps = (show_step(run["step"]), show_step(run["durable_step"]))
         target = " ".join((run["target"], *run["args"]))

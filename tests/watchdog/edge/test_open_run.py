@@ -279,6 +279,27 @@ def test_a_service_that_cleans_up_after_a_dead_run_is_waited_for(paths: RunPaths
     assert waits
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_watchdog_whose_run_has_just_ended_is_waited_for_but_not_forever(paths: RunPaths, leaves: bool) -> None:
+    close_it(paths, open_it(paths))
+    paths.run_dir.mkdir(mode=0o700)
+    write_run(paths.run_json, a_run(paths, ended_at=13.0, state="done"), durable=False)
+    ending, clock = FileLock(paths.run_lock), FakeClock()
+    assert ending.try_acquire("procsv launch train.py", 0.0, pid=os.getppid())
+
+    def wait(seconds: float) -> None:
+        if clock.advance(1.0) >= 3.0 and leaves:
+            ending.release()
+
+    if leaves:
+        close_it(paths, open_it(paths, wait, clock))
+        return
+    with pytest.raises(LogdirLocked, match=f"process {os.getppid()}"):
+        open_it(paths, wait, clock)
+    ending.release()
+    paths.run_dir.rmdir()
+
+
 def test_a_lock_holder_that_has_not_named_itself_yet_is_waited_for_but_not_forever(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
     gone = subprocess.Popen(["true"])

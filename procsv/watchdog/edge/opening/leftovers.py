@@ -56,7 +56,7 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
     while True:
         has_heirs = not heirs.try_acquire()
         if has_heirs:
-            _refuse_if_run(paths, request.us)
+            _refuse_if_run(paths, request.us, before)
         held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
         was_killed |= bool(held)
         limit_s = request.grace_s + LEFTOVER_MARGIN_S if was_killed else TIDYING_S_MAX
@@ -87,11 +87,13 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
         request.wait(0.05)
 
 
-def _refuse_if_run(paths: RunPaths, us: Lease) -> None:
+def _refuse_if_run(paths: RunPaths, us: Lease, before: RunFile | None) -> None:
     """Raise LogdirLocked if the run that holds the logdir's lock is alive, according to its lease."""
     lease = LeaseFile(paths).holder()
     if lease is None or lease.process == us.process:  # left by our own previous run
         return
+    if before is not None and before.run == lease.run and before.ended_at is not None:
+        return  # it only has to leave
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
 

@@ -24,7 +24,7 @@ from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import FileLock, Holder
 from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use
 
-TIDYING_S_MAX = 10.0  # how long a dead run's last service may take to remove its files
+TIDYING_S_MAX = 10.0  # how long a run that is over may take to leave, or a dead run's last service to remove its files
 ROOM_BYTES = 2**18  # the free space that a runtime directory must have
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just removed it
 
@@ -70,7 +70,8 @@ def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
         with contextlib.suppress(FileNotFoundError):  # an ending run has just removed the directory
             while not lock.try_acquire(us.what, clock.wall(), pid=us.pid):
                 holder = lock.holder()
-                if _stays(holder) or clock.monotonic() > deadline_s:
+                is_ending = holder is not None and _has_ended(read_run(paths.run_json), holder)
+                if (_stays(holder) and not is_ending) or clock.monotonic() > deadline_s:
                     break
                 lock.wake()  # the holder may be stopped (SIGSTOP)
                 request.wait(0.02)
@@ -91,6 +92,11 @@ def _stays(holder: Holder | None) -> bool:
     name yet.
     """
     return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
+
+
+def _has_ended(run: RunFile | None, holder: Holder) -> bool:
+    """Whether the holder's run is over, so that it only tidies up, or waits for its commands of --on-event."""
+    return run is not None and run.pid == holder.pid and run.ended_at is not None
 
 
 def used_here(paths: RunPaths, pid: int, since: float, what: str) -> LogdirLocked:
