@@ -233,7 +233,7 @@ def find_awaited(
     tasks: Mapping[TaskId, TrainerSupervisor],
     chief: TaskId,
     now_s: float,
-    servers: Sequence[TrainerSupervisor] | None = None,
+    servers: Sequence[TrainerSupervisor],
 ) -> TaskId | None:
     """Return the task that `one` waits for; None if it visibly waits for none.
 
@@ -242,7 +242,7 @@ def find_awaited(
     in it while another is still in a callback. Time that a task spends waiting is not charged to
     it.
 
-    `servers`: the servers among `tasks`, for callers that ask about many tasks at once.
+    `servers`: the servers among `tasks`; callers ask about many tasks at once.
     """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
@@ -250,7 +250,6 @@ def find_awaited(
         others = (task for task in tasks.values() if task is not one and task.next.gang_size and task.pid)
         if (late := next((task for task in others if task.hanging.liveness.phase is not Phase.STEP), None)) is not None:
             return late.task
-    servers = servers_of(tasks) if servers is None else servers
     for server in servers:
         # A server that has never served may not be one: a program can do without TensorFlow's servers.
         if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):

@@ -30,7 +30,6 @@ from procsv.base.units import show_duration, show_time
 RUNNING_MAX = 4
 WAITING_MAX = 100
 LOG_BYTES_MAX = 2**26  # of their output; twice that with the older part
-LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
 
 _ALWAYS = (
     entries.GaveUp

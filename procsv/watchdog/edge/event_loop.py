@@ -24,7 +24,6 @@ from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Environment, FaultReach
-from procsv.watchdog.edge.event_hook import LAST_S_MAX
 from procsv.watchdog.edge.hosts import Hosts
 from procsv.watchdog.edge.resources.machine import over_limit
 from procsv.watchdog.edge.status import Facts, Publisher
@@ -37,6 +36,7 @@ CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
 RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
 WAIT_S_MIN = 0.005  # keeps the loop from spinning on a past deadline that changes nothing
+COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of its events
 
 
 class Reactor:
@@ -123,7 +123,7 @@ class Reactor:
         """
         past_s = self._clock.monotonic() - self._quit_s
         return (self.local.is_clearing and past_s < REMAINS_S_MAX) or (
-            self._env.event_hook.is_busy and past_s < LAST_S_MAX
+            self._env.event_hook.is_busy and past_s < COMMANDS_S_MAX
         )
 
     def pause_s(self) -> float:
