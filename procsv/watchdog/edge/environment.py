@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -22,9 +22,11 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import FileState, SignalCame, StopAsked
 from procsv.watchdog.core.settings import AdoptedTask
+from procsv.watchdog.host.local_host import LocalHost
 from procsv.watchdog.host.ports import Heartbeats, MemoryPort, PostMortemPort, ProcessTable, StandbyPort, TaskHost
 
 
@@ -215,3 +217,23 @@ class Environment(msgspec.Struct, frozen=True):
     manager: ManagerPort
     make_injector: Callable[[FaultReach], FaultInjector]
     remote: RemoteHost | None  # None: a run on one machine
+
+
+class Hosts(NamedTuple):
+    """Routes tasks to their hosts: this machine's, and the host of all other machines."""
+
+    local: LocalHost
+    remote: RemoteHost | None  # None: a run on one machine
+
+    def of(self, task: TaskId) -> TaskHost:
+        return self.remote if self.remote is not None and self.remote.hosts(task) else self.local
+
+    @property
+    def all(self) -> tuple[TaskHost, ...]:
+        return (self.local,) if self.remote is None else (self.local, self.remote)
+
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return {task: beat for host in self.all for task, beat in host.beats().items()}
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset().union(*(host.stopped() for host in self.all))

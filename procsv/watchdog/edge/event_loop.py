@@ -23,8 +23,7 @@ from procsv.watchdog.core.run_files import SOCKET
 from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
-from procsv.watchdog.edge.environment import Environment, FaultReach
-from procsv.watchdog.edge.hosts import Hosts
+from procsv.watchdog.edge.environment import Environment, FaultReach, Hosts
 from procsv.watchdog.edge.resources.machine import over_limit
 from procsv.watchdog.edge.status import Facts, Publisher
 from procsv.watchdog.host.local_host import LocalHost, Machine

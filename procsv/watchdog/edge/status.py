@@ -22,8 +22,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.report.status_object import Memory, Process, StatusObject, TaskStatus, status_of
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
-from procsv.watchdog.edge.environment import NO_COPY, Environment, MemoryCopy
-from procsv.watchdog.edge.hosts import Hosts
+from procsv.watchdog.edge.environment import NO_COPY, Environment, Hosts, MemoryCopy
 from procsv.watchdog.host.standby import Standby
 
 
