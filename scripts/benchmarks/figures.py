@@ -96,12 +96,6 @@ class Table:
     chart: Chart | None = None
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def text_of(cell: Cell, column: Column) -> str:
     """Format a cell; a figure reads `median (low .. high)`."""
     match cell:

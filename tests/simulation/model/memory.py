@@ -22,10 +22,6 @@ class SlotIsGone(Exception):
     """The slot no longer holds that snapshot."""
 
 
-class SlotIsBad(Exception):
-    """Its bytes differ from what was written."""
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """One file."""
