@@ -38,8 +38,8 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.conversation import RunSockets
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.event_hook import EventHook, Hook
-from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.formation import Formed
+from procsv.watchdog.edge.injector import Injector
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
@@ -49,11 +49,11 @@ from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.resources.run_files import RunFiles
 from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_records import RunRecords
-from procsv.watchdog.host.observed.observed_program import ObservedProgram
-from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.observed_program import ObservedProgram
 from procsv.watchdog.host.post_mortem import PostMortem
 from procsv.watchdog.host.processes import Argv, Processes
 from procsv.watchdog.host.standby_link import StandbyLink
+from procsv.watchdog.host.warm_services import WarmServices
 
 
 class Parts(NamedTuple):

@@ -39,10 +39,10 @@ from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
-from procsv.watchdog.host.observed.observed_program import ObservedProgram
-from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.observed_program import ObservedProgram
 from procsv.watchdog.host.ports import PostMortemPort
 from procsv.watchdog.host.processes import Argv
+from procsv.watchdog.host.warm_services import WarmServices
 
 
 class Result(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.warm_services import WarmServices
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     program = os.getppid()
     warm = WarmServices(modules, logdir)  # first, so that their imports run in parallel with ours
     from procsv.base.system.output import leave
-    from procsv.watchdog.host.observed.observed_program import ObservedProgram
+    from procsv.watchdog.host.observed_program import ObservedProgram
     from procsv.watchdog.main import run
 
     observed = ObservedProgram(program)

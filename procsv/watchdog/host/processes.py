@@ -33,9 +33,9 @@ from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import AT_DISK, STOPPED
 from procsv.watchdog.host.gpu import Gpus
-from procsv.watchdog.host.observed.observed_program import ObservedProgram
-from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.observed_program import ObservedProgram
 from procsv.watchdog.host.ports import Dead
+from procsv.watchdog.host.warm_services import WarmServices
 
 declare("watchdog.before_exec", "watchdog.after_exec")
 

@@ -28,7 +28,7 @@ from procsv.watchdog.core import events
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.faults.freezes import Freezes
+from procsv.watchdog.edge.freezes import Freezes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.host.local_host import LocalHost, Machine

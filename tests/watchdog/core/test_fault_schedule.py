@@ -7,7 +7,7 @@ import pytest
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault
 from procsv.watchdog.core.fault_schedule import Schedule
-from procsv.watchdog.edge.faults.injector import corrupt_newest, newest_files
+from procsv.watchdog.edge.injector import corrupt_newest, newest_files
 
 
 def _schedule(*texts: str, done: list[int] | None = None, seed: int = 0) -> Schedule:

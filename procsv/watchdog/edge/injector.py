@@ -32,7 +32,7 @@ from procsv.faults.plan import (
 from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach, RemoteHost
-from procsv.watchdog.edge.faults.freezes import Freezes
+from procsv.watchdog.edge.freezes import Freezes
 from procsv.watchdog.host.processes import Processes, RunningChild
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"

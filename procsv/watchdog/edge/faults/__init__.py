@@ -1,1 +1,0 @@
-"""Inject the faults that the watchdog carries out."""
