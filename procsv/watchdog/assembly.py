@@ -38,9 +38,8 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.conversation import RunSockets
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.event_hook import EventHook, Hook
-from procsv.watchdog.edge.formation import Formed
 from procsv.watchdog.edge.injector import Injector
-from procsv.watchdog.edge.launch import Launch
+from procsv.watchdog.edge.launch import Formed, Launch
 from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import OpenedRun

@@ -31,8 +31,7 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.event_hook import concerns, describe
 from procsv.watchdog.edge.event_loop import Reactor
-from procsv.watchdog.edge.formation import Formation, OneMachine
-from procsv.watchdog.edge.launch import make_launch
+from procsv.watchdog.edge.launch import Formation, OneMachine, make_launch
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import OpenedRun, remove_run
 from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir

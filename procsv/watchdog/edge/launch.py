@@ -1,23 +1,31 @@
-"""Hold what a launch has before its run begins.
+"""Hold what a launch has before its run begins, and form the run.
 
-That is what it was started with, and its part of the machine.
+A launch has what it was started with, and its part of the machine. To form the run is to settle which
+launch hosts which of its tasks, before anything is started. Here one launch has all tasks; for a run
+on several machines, machines/coordinator.py gathers the other launches.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Self
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self
 
+import msgspec
 import psutil
 
 from procsv.base.clock import Clock
+from procsv.base.cluster import make_cluster
+from procsv.base.errors import UserError
+from procsv.base.journal.entries import Entry
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.opening.logdir_lease import Wait
-from procsv.watchdog.edge.opening.run_lock import OpenRequest
+from procsv.watchdog.edge.environment import RemoteHost
+from procsv.watchdog.edge.opening.open_run import OpenedRun
+from procsv.watchdog.edge.opening.run_lock import OpenRequest, Wait
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals, Unwanted, wait_unless_stopped
 
@@ -83,3 +91,39 @@ def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
         since=wall_s,
         renewed=wall_s,
     )
+
+
+class Formed(msgspec.Struct, frozen=True):
+    start: Start  # with the tasks' addresses, and the task whose state is saved; unchanged for a single trainer
+    remote: RemoteHost | None  # the tasks that other launches host, if any
+    entries: Sequence[Entry] = ()  # journal entries about how the tasks came
+
+
+class Formation(Protocol):
+    def refuse(self, launch: Launch, error: UserError) -> None:
+        """Tell the launches that wait for this one that there is no run, and why."""
+
+    def form(self, launch: Launch, opened: OpenedRun) -> Formed:
+        """Settle which launch hosts which task; the directory is already taken. UserError if the
+        run must not begin.
+        """
+
+    def withdraw(self, start: Start) -> None:
+        """The run is over: remove what says where to join it."""
+
+
+class OneMachine:
+    """All tasks are in this launch."""
+
+    def refuse(self, launch: Launch, error: UserError) -> None:
+        """No other launch waits."""
+
+    def form(self, launch: Launch, opened: OpenedRun) -> Formed:
+        start, tasks = launch.start, launch.start.settings.tasks
+        if not tasks:
+            return Formed(start, None)
+        cluster = make_cluster(launch.ports.hold(tasks))
+        return Formed(msgspec.structs.replace(start, chief=tasks[0], cluster=cluster), None)
+
+    def withdraw(self, start: Start) -> None:
+        """No launch could join."""

@@ -27,11 +27,10 @@ from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.edge.formation import Formed
-from procsv.watchdog.edge.launch import Launch
+from procsv.watchdog.edge.launch import Formed, Launch
 from procsv.watchdog.edge.opening.held_logdir import wait_with_lease
-from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import OpenedRun, remove_run
+from procsv.watchdog.edge.opening.run_lock import Wait
 from procsv.watchdog.machines.core.adoption import NothingToAdopt
 from procsv.watchdog.machines.core.memory_copy import Copy, newer_copies
 from procsv.watchdog.machines.forming import Forming, refuse_members, say_where

@@ -13,7 +13,7 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace, find_place
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.system.processes import identify
-from procsv.watchdog.edge.opening.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S, take_lease
+from procsv.watchdog.edge.opening.run_lock import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S, take_lease
 from tests.support.fake_clock import FakeClock
 from tests.support.naming import Naming
 

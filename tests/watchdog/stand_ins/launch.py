@@ -19,7 +19,7 @@ from procsv.base.identity import CHECKPOINT
 from procsv.base.run import lease
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.edge.opening import leftovers, logdir_lease
+from procsv.watchdog.edge.opening import leftovers, run_lock
 from procsv.watchdog.main import run
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def argv(start: Start) -> list[str]:
 
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
-    logdir_lease.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", logdir_lease.LEASE_S))
+    run_lock.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", run_lock.LEASE_S))
     lease.RENEW_S = float(os.environ.get("STAND_IN_RENEW_S", lease.RENEW_S))
     leftovers.LEFTOVER_MARGIN_S = float(os.environ.get("STAND_IN_MARGIN_S", leftovers.LEFTOVER_MARGIN_S))
     settings = msgspec.json.decode(text, type=LaunchSettings)

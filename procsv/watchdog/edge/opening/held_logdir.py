@@ -25,7 +25,7 @@ from procsv.base.run.records import PRIVATE, whose
 from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import DirectoryLock
-from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use, name_holder, take_lease
+from procsv.watchdog.edge.opening.run_lock import Wait, in_use, name_holder, take_lease
 
 
 class AdoptedLogdir:

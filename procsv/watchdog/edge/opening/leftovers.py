@@ -32,8 +32,7 @@ from procsv.base.system.process_state import has_open
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked
 from procsv.base.terminal import printable
-from procsv.watchdog.edge.opening.logdir_lease import in_use
-from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest
+from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest, in_use
 
 LEFTOVER_MARGIN_S = 15.0  # on top of the grace: a dead run's services tidy up after its trainer
 ENDING_S_MAX = 10.0  # on top of that: for a program that was killed after its time to disappear

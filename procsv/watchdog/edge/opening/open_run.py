@@ -33,8 +33,14 @@ from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.watchdog.edge.opening.held_logdir import refuse_if_adopted
 from procsv.watchdog.edge.opening.leftovers import wait_for_leftovers
-from procsv.watchdog.edge.opening.logdir_lease import take_lease
-from procsv.watchdog.edge.opening.run_lock import TRIES_MAX, OpenRequest, check_room, take_run_lock, used_here
+from procsv.watchdog.edge.opening.run_lock import (
+    TRIES_MAX,
+    OpenRequest,
+    check_room,
+    take_lease,
+    take_run_lock,
+    used_here,
+)
 
 Places = tuple[HeldDirectory, HeldDirectory]  # the run directory and the shared memory
 

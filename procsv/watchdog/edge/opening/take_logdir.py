@@ -27,8 +27,8 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.relaunch import Adopt, GoOn, NothingToDo, Refuse, RelaunchFacts, decide
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.held_logdir import AdoptedLogdir
-from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
+from procsv.watchdog.edge.opening.run_lock import Wait
 
 LOGDIR = "{logdir}"  # replaces the run's directory in arguments before they are compared
 

@@ -1,7 +1,7 @@
 """The coordinator's launch: the core, event loop and table of remote tasks are real.
 
 How it takes the logdir and gathers the others is modelled, step by step after open_run.py,
-opening/logdir_lease.py and machines/forming.py. The rules are real: what a lease means, who may
+opening/run_lock.py and machines/forming.py. The rules are real: what a lease means, who may
 join, and what each launch learns.
 """
 
@@ -26,7 +26,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.edge.event_loop import Reactor
-from procsv.watchdog.edge.opening.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
+from procsv.watchdog.edge.opening.run_lock import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
 from procsv.watchdog.edge.status import Facts
 from procsv.watchdog.machines.core.adoption import NothingToAdopt
 from procsv.watchdog.machines.remote_tasks import END_S_MAX
