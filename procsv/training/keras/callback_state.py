@@ -83,6 +83,10 @@ class Baseline:
         self._begun = self._mark(callback)
         self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
 
+    def is_set_at_begin(self, name: str) -> bool:
+        """Return whether `on_train_begin` has changed this attribute."""
+        return not is_same(self.start.get(name, ABSENT), self._begun.get(name, ABSENT))
+
     def _mark(self, callback: Any) -> dict[str, ValueMark]:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 

@@ -71,6 +71,12 @@ def mark_again(callbacks: Sequence[Any]) -> None:
         _baseline_of(one).repeat_fit()
 
 
+def is_set_at_begin(callback: Any, name: str) -> bool:
+    """Return whether the callback's `on_train_begin` has set this attribute, as it will in the next attempt."""
+    baseline: Baseline | None = vars(callback).get(_BASELINE)
+    return baseline is not None and baseline.is_set_at_begin(name)
+
+
 def _baseline_of(callback: Any) -> Baseline:
     found: Baseline = vars(callback)[_BASELINE]
     return found

@@ -97,7 +97,7 @@ class ContentDigest:
         self._hash.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
 
     def add_value(self, value: Any) -> None:
-        if type(value) is float and _is_time_of_process(value):
+        if type(value) is float and is_time_of_process(value):
             self.add_text("a time")
         elif type(value) in _PLAIN:
             self.add_text(f"{type(value).__name__} {value!r}")
@@ -158,7 +158,7 @@ class ContentDigest:
             pass  # it has no content
         elif isinstance(value, range | slice | np.dtype):
             self.add_text(repr(value))
-        elif isinstance(value, datetime.datetime) and value.year > 2000 and _is_time_of_process(value.timestamp()):
+        elif isinstance(value, datetime.datetime) and value.year > 2000 and is_time_of_process(value.timestamp()):
             self.add_text("a time")
         elif isinstance(value, datetime.date | datetime.time | datetime.timedelta):
             self.add_text(repr(value))
@@ -355,7 +355,7 @@ def _began_s(pid: int) -> float:
     return psutil.Process(pid).create_time()
 
 
-def _is_time_of_process(value: float) -> bool:
+def is_time_of_process(value: float) -> bool:
     """Return whether a number is the time of a moment since this process began."""
     return value > 1e9 and _began_s(os.getpid()) <= value <= time.time()  # noqa: TID251  no duration
 

@@ -2,16 +2,23 @@
 
 After a crash a program may reach its fits in another order: it skips the folds that it has done, or
 reads how many epochs it has trained. So a number alone never identifies a fit. Its identity is its
-make-up (layers, optimizer, loss, epochs, callbacks) and its starting point (weights, data).
-`decide` compares that identity with the newest state. It is pure. When it is in doubt, it has the
-fit trained.
+make-up (layers, optimizer, loss, metrics, epochs, callbacks), its starting point (weights, data),
+and the attributes and the code of the program's own classes in all these. `decide` compares that
+identity with the newest state. It is pure. When it is in doubt, it has the fit trained.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
-import types
+import functools
+import inspect
+import os
+import re
+import stat
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import keras
@@ -23,18 +30,30 @@ import xxhash
 from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode, find_unkept
 from procsv.training.keras import private
-from procsv.training.keras.callback_state import refusals_of
-from procsv.training.keras.content_digest import ContentDigest
+from procsv.training.keras.callback_state import PATH_CHARS, names_path, refusals_of
+from procsv.training.keras.callbacks import FITS_OWN, is_set_at_begin
+from procsv.training.keras.content_digest import ContentDigest, is_library, is_own, is_time_of_process
 from procsv.training.keras.epochs import functions_of
 
 Plain = dict[str, Any]
 
+VALIDATION = ("validation_data", "validation_freq", "validation_steps", "validation_batch_size")
 CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  # if one differs, the fit is another
 _UNSEEN = "cannot be compared"
 # Names and objects that differ from process to process, so they are left out of a digest.
-_NO_SETTING = {"name", "module", "registered_name", "build_config", "shared_object_id"}
-_OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name"}
+_NO_SETTING = {"name", "_name", "_path", "module", "registered_name", "build_config", "shared_object_id"}
+_OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name", "_metadata"}
 _TEXT_MAX = 60
+_DIGEST = re.compile("[0-9a-f]{32}")
+_SCALARS = (type(None), bool, int, float, str)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
+_SPECS = (tf.TypeSpec, tf.TensorShape, tf.DType)
+_DESCRIBED = (tf.data.Dataset, tf.Tensor, tf.Variable, keras.Variable, keras.Layer)
+
+# Files that the data name count by content up to this, and beyond it by size and time.
+FILES_READ_MAX = 1000
+FILE_BYTES_READ_MAX = 64 << 20
+_REMOTE = re.compile(r"(gs|s3|hdfs|viewfs|az|abfs)://")
 
 
 class FitIdentity(msgspec.Struct, frozen=True):
@@ -65,24 +84,31 @@ def identify(
     `call` holds the arguments of `fit`, as hooks.fit_arguments returns them. `callbacks` are those
     that the program passed.
     """
-    is_built = private.is_built(model)
+    is_built, callbacks = private.is_built(model), list(callbacks)
+    layers, parts = private.layers_of(model), [getattr(model, "loss", None), private.user_metrics(model)]
+    classes = [type(one) for one in [*layers, model.optimizer, *tf.nest.flatten(parts), *callbacks]]
     return FitIdentity.from_settings(
         {
-            "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in private.layers_of(model)],
+            "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in layers],
             "variables": [[list(v.shape), str(v.dtype)] for v in model.weights] if is_built else None,
             "optimizer": settings_of(model.optimizer),
             "loss": settings_of([getattr(model, "loss", None), private.loss_weights(model)]),
+            "metrics": settings_of(private.user_metrics(model)),
             "initial_epoch": call.get("initial_epoch"),
             "epochs": epochs,
             "batches": list(shape),
+            "batch_size": call.get("batch_size"),
             "data": _digest(
                 *(call.get(name) for name in ("x", "y", "sample_weight", "class_weight", "shuffle")),
                 is_known="x" in call,
+                is_data=True,
             ),
-            "validation": _digest(call.get("validation_data"), call.get("validation_freq")),
+            "validation": _digest(*(call.get(name) for name in VALIDATION), is_data=True),
             "callbacks": [[type(one).__qualname__, callback_settings(one)] for one in callbacks],
             "seed": list(tf.compat.v1.get_seed(0)),
             "weights": _digest_weights(model),
+            "attributes": _digest(*map(own_attributes, layers), known=[*layers, *model.variables]),
+            "code": _digest(*filter(is_own, classes)),
         }
     )
 
@@ -96,7 +122,7 @@ def settings_of(value: Any) -> Plain:
 
 
 def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if value is None or type(value) in (bool, int, float, str):
+    if type(value) in _SCALARS:
         yield path, value
     elif isinstance(value, Mapping):
         if "class_name" in value and "config" in value:
@@ -113,16 +139,19 @@ def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif callable(getattr(value, "get_config", None)):
         yield path, type(value).__qualname__
         yield from _settings(_config_of(value), path)
+        for name, item in own_attributes(value).items():
+            yield f"{path}.{name}".strip("."), item if type(item) in _SCALARS else _digest(item)
     else:
         yield path, _digest(value)
 
 
 def _config_of(one: Any) -> Any:
-    """Return the configuration of `one`, or nothing if Keras cannot describe its class."""
+    """Return the configuration of `one`, or its plain attributes if Keras cannot describe its class."""
     try:
         return one.get_config()
     except (NotImplementedError, TypeError, ValueError, AttributeError):
-        return {}
+        attributes = {} if is_own(one) else vars(one)  # `own_attributes` has the others
+        return {name: value for name, value in attributes.items() if type(value) in _SCALARS}
 
 
 def _own_config(layer: Any) -> Any:
@@ -133,34 +162,68 @@ def _own_config(layer: Any) -> Any:
     return {} if isinstance(layer, keras.Model) else _config_of(layer)
 
 
-def callback_settings(callback: Any) -> Plain:
-    """Return what tells two callbacks of the same class apart: numbers, names such as `val_loss`,
-    and functions.
+def own_attributes(one: Any) -> Plain:
+    """Return what the program has put into an object of Keras: functions and objects of its own.
 
-    Paths and process ids are left out, because they differ between starts.
+    If the class is the program's own, too, that is every attribute that no code of Keras sets.
+    """
+    attributes = getattr(one, "__dict__", {})
+    if is_own(one):
+        return {name: value for name, value in attributes.items() if name not in _set_by_libraries(type(one).__mro__)}
+    return {name: value for name, value in attributes.items() if is_own(value)}
+
+
+@functools.cache
+def _set_by_libraries(bases: tuple[type, ...]) -> frozenset[str]:
+    """Return the attributes that the library classes among `bases` set."""
+    names = set[str]()
+    for base in bases:
+        if not is_library(base.__module__):
+            continue
+        for value in vars(base).values():
+            functions: tuple[Any, ...] = (value.fget, value.fset) if isinstance(value, property) else (value,)
+            for one in functions:
+                code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
+                if code is not None:
+                    names |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return frozenset(names)
+
+
+def callback_settings(callback: Any) -> Plain:
+    """Return what distinguishes two callbacks of a class: everything but what belongs to a process.
+
+    Paths, process ids, files, the time, and what `on_train_begin` sets do not count.
     """
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-        return {}  # its own get_state says what it carries, so its attributes are not compared
+        return {}  # the callback itself decides what belongs to a fit
     found = Plain()
     for name, value in vars(callback).items():
-        if value is None or type(value) in (bool, int, float) or (type(value) is str and value.isidentifier()):
+        is_time = type(value) is float and is_time_of_process(value)
+        if name in FITS_OWN or is_time or is_set_at_begin(callback, name):
+            continue
+        if type(value) in _SCALARS and not (type(value) is str and not value.isidentifier()):
             if not find_unkept(value, refusals_of(name)):
                 found[name] = value
-        elif isinstance(value, types.FunctionType):
+        elif is_own(value) or (is_own(callback) and isinstance(value, (*_CONTAINERS, *_DESCRIBED))):
             found[name] = _digest(value)
     return found
 
 
 # -- content -----------------------------------------------------------------------------------------------------
-def _digest(*values: Any, is_known: bool = True) -> str:
-    digest = _FitDigest()
-    for value in values:
-        digest.add_value(value)
+def _digest(*values: Any, is_known: bool = True, is_data: bool = False, known: Iterable[Any] = ()) -> str:
+    """Digest `values`. `known`: objects that count elsewhere."""
+    digest = _FitDigest(is_data)
+    digest.pass_over(known)
+    try:
+        for value in values:
+            digest.add_value(value)
+    except Exception:  # noqa: BLE001  reading attributes and items runs code of the program
+        return _UNSEEN
     return digest.hexdigest() if digest.is_whole and is_known else _UNSEEN
 
 
 def _digest_weights(model: Any) -> str:
-    """Digest the weights, the optimizer's variables, random generators and initializer seeds."""
+    """Digest the weights, the optimizer's variables and the seeds of unbuilt layers."""
     values: list[Any] = [*model.weights, *private.seeds_of(model), *getattr(model.optimizer, "variables", ())]
     for layer in private.layers_of(model):
         initializers = (one for one in vars(layer).values() if isinstance(one, keras.initializers.Initializer))
@@ -169,17 +232,80 @@ def _digest_weights(model: Any) -> str:
 
 
 class _FitDigest(ContentDigest):
-    """A digest that also knows the objects of Keras and TensorFlow."""
+    """A digest that also knows the objects of Keras and TensorFlow.
+
+    Files that the data name are part of the data. Elsewhere a path is where something goes, and
+    does not count.
+    """
+
+    def __init__(self, is_data: bool = False) -> None:
+        super().__init__()
+        self._is_data = is_data
+        self._files = [FILES_READ_MAX, FILE_BYTES_READ_MAX]  # how many files, and bytes, are still read
+
+    def pass_over(self, known: Iterable[Any]) -> None:
+        for value in known:
+            self._seen[-1][id(value)] = len(self._seen[-1])
+            self._alive.append(value)
+
+    def add_value(self, value: Any) -> None:
+        is_text = isinstance(value, str | bytes | PurePath)
+        if is_text and not self._is_data and names_path(os.fspath(value)):
+            self.add_text("a path")
+            return
+        super().add_value(value)
+        if is_text and self._is_data:
+            self._add_file(os.fspath(value))
+
+    def _add_file(self, name: str | bytes) -> None:
+        """Add the file that a text of the data names, if it does: by content, or by size and time if there are many."""
+        if not 1 < len(name) <= PATH_CHARS:
+            return
+        name = os.fsdecode(name)
+        if _REMOTE.match(name):
+            self.is_whole = False
+        if "\0" in name or not (os.sep in name or "." in name):
+            return
+        try:
+            found = os.stat(name)  # noqa: PTH116
+            if not stat.S_ISREG(found.st_mode):
+                return
+            self._files = [self._files[0] - 1, self._files[1] - found.st_size]
+            if min(self._files) >= 0:
+                with open(name, "rb") as file:  # noqa: PTH123
+                    self._hash.update(file.read())
+            else:
+                self.add_text(f"{found.st_size} {found.st_mtime_ns}")
+        except OSError:
+            return
+
+    def _add_content(self, value: Any) -> None:
+        if isinstance(value, keras.KerasTensor):
+            self.add_text(f"{value.dtype} {value.shape}")
+        elif isinstance(value, _SPECS):
+            self.add_text(repr(value))
+        elif isinstance(value, tf.summary.SummaryWriter | tf.distribute.Strategy):
+            self.add_text(type(value).__qualname__)
+        elif isinstance(value, tf.random.Generator | keras.random.SeedGenerator):
+            self.add_value(value.state)
+        elif hasattr(type(value), "python_function"):  # a tf.function
+            self.add_value(value.python_function)
+        else:
+            super()._add_content(value)
 
     def _add_object(self, value: Any) -> None:
         if isinstance(value, tf.data.Dataset):
             self._add_dataset(value)
-        elif isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | tf.Module):
-            self.add_text(type(value).__qualname__)
+        elif isinstance(value, keras.Layer | tf.Module):
+            self.add_value(settings_of(_own_config(value)) if isinstance(value, keras.Layer) else None)
+            self.add_value(own_attributes(value))
             for variable in value.variables:
                 self.add_value(variable)
-        elif isinstance(value, tf.DType):
-            self.add_text(value.name)
+        elif hasattr(type(value), "get_config"):
+            self.add_value(settings_of(value))
+            if isinstance(value, keras.optimizers.Optimizer):
+                for variable in value.variables:
+                    self.add_value(variable)
         else:
             super()._add_object(value)
 
@@ -203,10 +329,8 @@ class _FitDigest(ContentDigest):
     def _add_part(self, value: Any) -> None:
         if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
             self.is_whole = False
-        elif isinstance(value, tf.Tensor) or value is None or isinstance(value, bool | int | str):
-            self.add_value(value)
         else:
-            self.add_text(type(value).__name__)
+            self.add_value(value)
 
     def _add_tensor_function(self, wrapper: Any) -> None:
         """Add the operations and constants of a function of `map` or the like.
@@ -219,19 +343,38 @@ class _FitDigest(ContentDigest):
         self._hash.update(_digest_nodes(definition.node))
         for content in sorted(map(_digest_nodes, inner)):
             self._hash.update(content)
+        variables = wrapper.function.graph.variables
+        handles = {id(variable.handle) for variable in variables}
         for captured in wrapper.function.captured_inputs:
-            if captured.dtype not in (tf.resource, tf.variant):  # a variable is part of the fit's state
+            if captured.dtype not in (tf.resource, tf.variant):
                 self.add_value(captured)
+            elif id(captured) not in handles:  # a table, or another dataset
+                self.is_whole = False
+        for variable in variables:
+            self.add_value(variable)
         if any("PyFunc" in node.op for nodes in [definition.node, *inner] for node in nodes):
             self.add_value(wrapper._func)
 
 
+# Attributes of an operation that differ from process to process, or name a function.
+_NO_ATTRIBUTE = {"container", "shared_name", "token", "metadata"}
+
+
 def _digest_nodes(nodes: Iterable[Any]) -> bytes:
     digest = xxhash.xxh3_128()
+    numbers = {node.name: number for number, node in enumerate(nodes)}
     for node in nodes:
-        digest.update(f"{len(node.op)}:{node.op}".encode())
-        if node.op == "Const":
-            digest.update(node.attr["value"].SerializeToString(deterministic=True))
+        sources = [one.lstrip("^").partition(":") for one in node.input]
+        inputs = [f"{numbers.get(name, name)}{rest}" for name, _, rest in sources]
+        digest.update(f"{len(node.op)}:{node.op}{inputs}".encode())
+        for name, value in sorted(node.attr.items()):
+            if (
+                value.WhichOneof("value") != "func"
+                and not value.list.func
+                and name not in _NO_ATTRIBUTE
+                and name[0] != "_"
+            ):
+                digest.update(name.encode() + value.SerializeToString(deterministic=True))
     return digest.digest()
 
 
@@ -293,11 +436,15 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
     if mine.key in recorded.ended:
         return Decision.LOOK, ""
     differences = [name for name in mine.settings if recorded.settings.get(name) != mine.settings[name]]
+    # A state of an older version has fewer settings.
+    changes = {name for name in differences if name in recorded.settings}
     if recorded.is_over:
         longer = differences == ["epochs"] and mine.settings["epochs"] > recorded.settings["epochs"]
         if longer and mine.is_proof:
             return Decision.RESUME, ""
-    elif recorded.number == number == 1 and not set(differences) & set(CONFIGURATION):
+    elif recorded.number == number and changes <= {"code"}:
+        return Decision.RESUME, ""  # the program was edited
+    elif recorded.number == number == 1 and not changes & set(CONFIGURATION):
         # The first fit of an attempt was interrupted, so the next attempt reaches it first, and only things that may
         # change between starts differ: unseeded values, weights that a callback saved, the number of epochs, patience.
         return Decision.RESUME, ""
@@ -341,6 +488,7 @@ def _first_setting(name: str, before: Plain, now: Plain) -> str:
 
 
 def _in_words(name: str, before: Any, now: Any) -> str:
-    if name in ("data", "validation", "weights") or max(len(str(before)), len(str(now))) > _TEXT_MAX:
+    is_digest = any(value == _UNSEEN or _DIGEST.fullmatch(str(value)) for value in (before, now))
+    if is_digest or max(len(str(before)), len(str(now))) > _TEXT_MAX:
         return f"different {name}"
     return f"{name}: {before} then, {now} now"

@@ -225,6 +225,8 @@ FIT_ARGUMENTS = (
     "initial_epoch",
     "validation_data",
     "validation_freq",
+    "validation_steps",
+    "validation_batch_size",
 )
 
 

@@ -65,6 +65,7 @@ class Saved(msgspec.Struct, frozen=True):
     began: bytes = b""  # the state outside of the last iterator when it began
     # The random state before each `on_epoch_end` of a PyDataset; empty if the call drew no random number.
     ends: list[bytes] = []
+    batch_size: int | None = None
 
 
 class _Ended(NamedTuple):
@@ -86,7 +87,7 @@ class DataPosition:
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each replayed batch
         self._resume: tuple[Saved, int] | None = None
-        self.shape = epochs.shape
+        self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
         self._variables = captured_variables(epochs.dataset)
         _name_unkept(epochs.dataset)
@@ -108,7 +109,7 @@ class DataPosition:
         has_current = current is not None
         place = (list(self.made), epochs.steps_seen, epochs.num_batches, has_current, self.shape, state, self.is_done)
         began = self._read_outside() if state or self._begins_iterator() else self._began
-        return Saved(*place, began, list(self._ends))
+        return Saved(*place, began, list(self._ends), self.batch_size)
 
     def _begins_iterator(self) -> bool:
         """Return whether the next batch is the first of an iterator."""
@@ -144,11 +145,15 @@ class DataPosition:
 
     def check_data(self, saved: Saved) -> None:
         """Raise UserError if the fit now takes its data in another way."""
-        if self._way == "none" or saved.shape == self.shape:
+        if self._way == "none":
             return
         names = ("steps_per_epoch", "steps_per_execution", "batches in an epoch")
-        pairs = zip(names, saved.shape, self.shape, strict=True)
+        pairs = list(zip(names, saved.shape, self.shape, strict=True))
+        if saved.batch_size is not None and self.batch_size is not None:
+            pairs.append(("batch size", saved.batch_size, self.batch_size))
         changed = "; ".join(f"{name}: {before} then, {now} now" for name, before, now in pairs if before != now)
+        if not changed:
+            return
         raise UserError(
             f"the fit cannot resume at its position in the data, which has changed ({changed}): fit as before, or pass "
             'data="none" to resume at the beginning of the epoch'

@@ -154,6 +154,12 @@ def loss_weights(model: Any) -> Any:
     return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 
+def user_metrics(model: Any) -> Any:
+    """Return the metrics that the program passed to `compile`."""
+    compiled = getattr(model, "_compile_metrics", None)
+    return [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+
+
 def build(model: Any, element_spec: Any) -> None:
     """Create all variables of model, metrics and optimizer, without a batch and without a step."""
     with model.distribute_strategy.scope():

@@ -229,6 +229,7 @@ class FitProgress:
 
     def identify(self, call: dict[str, Any]) -> None:
         """Identify the fit when it begins. `call` holds the arguments of `fit`."""
+        call = {**call, "batch_size": self.position.batch_size}
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
         self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
         self._settings = self.identity.encode()

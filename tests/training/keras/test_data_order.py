@@ -16,8 +16,10 @@ import pytest
 import tensorflow as tf
 
 import procsv
+from procsv.base.errors import UserError
 from procsv.training.keras import backup, hooks, position, private
 from procsv.training.keras.epochs import Epochs, captured_variables
+from procsv.training.keras.position import DataPosition
 from procsv.training.keras.progress import FitNumbers
 
 BATCHES = 5
@@ -161,6 +163,21 @@ def test_a_second_fit_on_the_same_data_goes_on_where_the_first_one_had_left_them
     for after in (1, 6):
         fit(tmp_path / "run", data, False, 0, after, steps=steps)
     assert fit(tmp_path / "run", data, False, 0, 0, steps=steps) == wanted
+
+
+def test_a_batch_size_that_leaves_the_number_of_batches_is_refused_as_another_place() -> None:
+    def place(size: int) -> Any:
+        arrays = np.zeros((40, 2), "float32")
+        epochs = private.EpochIterator(
+            x=arrays, batch_size=size, distribute_strategy=tf.distribute.get_strategy(), steps_per_execution=1
+        )
+        return DataPosition(Epochs(epochs), "replay")
+
+    before, now = place(8), place(9)
+    assert before.shape == now.shape
+    before.check_data(place(8).read_position())
+    with pytest.raises(UserError, match="batch size: 8 then, 9 now"):
+        now.check_data(before.read_position())
 
 
 def test_a_replay_reports_its_duration_and_each_batch_counts_as_progress(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.training.keras.callbacks import mark_begun, mark_fresh
 from procsv.training.keras.fit_identity import Decision, FitIdentity, Recorded, decide, find_difference, identify
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
@@ -81,7 +84,70 @@ class Logger(keras.callbacks.Callback):
 
     def __init__(self, pid: int, log: str, every: int = 1) -> None:
         super().__init__()
-        self.main_pid, self.log, self.every = pid, log, every
+        self.main_pid, self.log, self.every, self.began_s = pid, log, every, time.time()
+
+
+class Focal(keras.losses.Loss):
+    """Has no `get_config`, as many do."""
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.abs(y_true - y_pred) ** self.gamma
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Has no `get_config`, as in TensorFlow's tutorial."""
+
+    def __init__(self, size: int) -> None:
+        self.size = tf.cast(size, tf.float32)
+
+    def __call__(self, step: Any) -> Any:
+        return 1 / self.size
+
+
+class Scaled(keras.layers.Layer):
+    """Holds a function, which Keras cannot describe."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def call(self, inputs: Any) -> Any:
+        return self.scale(inputs)
+
+
+class Weighted(keras.Model):
+    """Its attributes decide how it trains."""
+
+    def __init__(self, beta: float, second: float = 0.1, scale: Any = None) -> None:
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.dense, self.scaled = keras.layers.Dense(1), Scaled(scale or (lambda value: value))
+        self.beta, self.second, self.began_s = beta, keras.optimizers.SGD(second), time.time()
+        self.compile(keras.optimizers.SGD(0.1), "mse")
+        self.dense.build((None, 4))
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.beta * self.scaled(self.dense(inputs))
+
+
+class Milestones(keras.callbacks.Callback):
+    """Has a list, and takes the time when a fit begins."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.began_s = time.monotonic()
+
+
+def scheduled(rate: float) -> Any:
+    return keras.callbacks.LearningRateScheduler(functools.partial(lambda epoch, rate: rate, rate=rate))
 
 
 MIDDLE = X.copy()
@@ -104,8 +170,27 @@ OTHER: dict[str, Callable[[], FitIdentity]] = {
     r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=2)]),
     r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.1)]),
     "different weights": lambda: identity(trained()),
+    "batch_size: 8 then, 9 now": lambda: identity(batch_size=9),
+    "different validation ": lambda: identity(validation_steps=2),
+    "metrics 0.0.thresholds: 0.5 then, 0.7 now": lambda: identity(compiled(metrics=[keras.metrics.Precision(0.7)])),
+    "loss 0.gamma: 2.0 then, 3.0 now": lambda: identity(compiled(loss=Focal(3.0))),
+    "different optimizer _learning_rate": lambda: identity(compiled(keras.optimizers.SGD(Schedule(512)))),
+    "different attributes": lambda: identity(Weighted(2.0)),
+    "different attributes ": lambda: identity(Weighted(1.0, second=0.2)),
+    "different attributes  ": lambda: identity(Weighted(1.0, scale=lambda value: value + 1)),
+    "LearningRateScheduler (callback 1)": lambda: identity(callbacks=[scheduled(0.2)]),
+    "Milestones": lambda: identity(callbacks=[Milestones(1, 3)]),
 }
 BASE: dict[str, Callable[[], FitIdentity]] = {
+    "batch_size: 8 then, 9 now": lambda: identity(batch_size=8),
+    "metrics 0.0.thresholds: 0.5 then, 0.7 now": lambda: identity(compiled(metrics=[keras.metrics.Precision(0.5)])),
+    "loss 0.gamma: 2.0 then, 3.0 now": lambda: identity(compiled(loss=Focal(2.0))),
+    "different optimizer _learning_rate": lambda: identity(compiled(keras.optimizers.SGD(Schedule(128)))),
+    "different attributes": lambda: identity(Weighted(1.0)),
+    "different attributes ": lambda: identity(Weighted(1.0)),
+    "different attributes  ": lambda: identity(Weighted(1.0)),
+    "LearningRateScheduler (callback 1)": lambda: identity(callbacks=[scheduled(0.1)]),
+    "Milestones": lambda: identity(callbacks=[Milestones(1, 2)]),
     r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=1)]),
     r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.2)]),
 }
@@ -117,6 +202,27 @@ def test_everything_that_defines_a_fit_tells_it_apart_from_another(said: str) ->
     assert before.key == BASE.get(said, identity)().key
     assert now.key != before.key
     assert said.strip().replace("\\", "") in find_difference(before.settings, now.settings)
+
+
+def test_a_program_that_was_edited_trains_its_fits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(Weighted(1.0))
+    assert before.is_proof
+    monkeypatch.setattr(Weighted, "call", lambda self, inputs: self.dense(inputs))
+    now = identity(Weighted(1.0))
+    assert "different code" in find_difference(before.settings, now.settings)
+    assert decide(recorded(before, is_over=True), now, 1, False)[0] is Decision.TRAIN
+    assert decide(recorded(before, 2), now, 2, False)[0] is Decision.RESUME
+
+
+def test_what_a_callback_sets_when_a_fit_begins_does_not_count() -> None:
+    keys = set[str]()
+    for _ in range(2):
+        callback = Milestones(1, 2)
+        mark_fresh([callback])
+        callback.on_train_begin()
+        mark_begun([callback])
+        keys.add(identity(callbacks=[callback]).key)
+    assert len(keys) == 1
 
 
 def test_an_unbuilt_model_is_identified_by_its_initializers_seeds() -> None:
@@ -160,8 +266,45 @@ def test_data_that_differ_in_the_middle_are_other_data(kind: str) -> None:
     assert identity(x=make(MIDDLE), y=None).key != first.key
 
 
-def test_a_constant_of_a_dataset_function_counts() -> None:
+def test_the_operations_of_a_dataset_function_count() -> None:
     assert identity(x=of_slices(X, 2.0)).key != identity(x=of_slices(X, 3.0)).key
+    data = tf.data.Dataset.range(4).enumerate()
+    functions = (lambda a, b: a - b, lambda a, b: b - a, lambda a, b: tf.strings.as_string(a, width=2))
+    found = [identity(x=data.map(one), y=None) for one in (*functions, functions[0])]
+    assert found[0].key == found[3].key
+    assert len({one.key for one in found}) == 3
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [1]), 0)
+    assert not identity(x=data.map(lambda a, b: table.lookup(tf.cast(a, tf.int32))), y=None).is_proof
+
+
+SCALE = tf.Variable(1.0)
+FILES: dict[str, Callable[[str], Any]] = {
+    "text lines": lambda path: tf.data.TextLineDataset([path]),
+    "records": lambda path: tf.data.Dataset.from_tensor_slices([path]).interleave(tf.data.TFRecordDataset),
+    "a generator": lambda path: rows_of(np.array([path], dtype=object)),
+    "names": lambda path: np.array([path], dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_data_from_a_file_that_has_changed_are_other_data(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    keys = list[str]()
+    for text in ("1 2 3", "1 2 3", "1 2 4"):
+        path.write_text(text)
+        found = identity(x=FILES[kind](str(path)), y=None)
+        assert found.is_proof
+        keys.append(found.key)
+    assert keys[0] == keys[1] != keys[2]
+    assert not identity(x=FILES[kind]("gs://bucket/rows.txt"), y=None).is_proof
+
+
+def test_a_variable_that_a_dataset_function_reads_counts() -> None:
+    keys = set[str]()
+    for scale in (1.0, 2.0):
+        SCALE.assign(scale)
+        keys.add(identity(x=tf.data.Dataset.range(4).map(lambda n: tf.cast(n, tf.float32) * SCALE), y=None).key)
+    assert len(keys) == 2
 
 
 def test_inspecting_the_data_consumes_none_of_it() -> None:
