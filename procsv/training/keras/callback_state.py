@@ -18,8 +18,9 @@ Otherwise the program now passes something else, and that wins.
 
 An attribute may be an object of the program's own (a dataclass, or a class from the callback's
 package). Its fields count as attributes of the callback, under names like `stats.total`. Values go
-into the objects that today's program made, and a file never names a class. This module does not
-depend on Keras.
+into the objects that today's program made, and a file never names a class. An attribute of the
+callback's class, which all callbacks of that class share, is state in the same way. This module
+does not depend on Keras.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Baseline:
     def write_state(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
         """Restore a state. Return what stays as today's program has it, and why."""
         now, left = dict(find_leaves(callback)), dict[str, str]()
-        holders = {"": callback} | {_prefix_of(name): holder for name, (holder, _, _) in now.items()}
+        holders = {_prefix_of(name): holder for name, (holder, _, _) in now.items()} | {"": callback}
         for name, saved in state.items():
             first, start = self.first.get(name, ABSENT), self.start.get(name, ABSENT)
             is_first, is_start = is_same(saved.first, first), is_same(saved.start, start)
@@ -213,6 +214,10 @@ def find_leaves(callback: Any) -> Iterator[tuple[str, Leaf]]:
 
 
 def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator[tuple[str, Leaf]]:
+    for kind in type(holder).__mro__:
+        if kind.__module__.partition(".")[0] in homes:
+            for name, value in _data_of_class(kind):
+                yield f"{prefix}{kind.__name__}.{name}", (kind, name, value)
     for name, value in _attributes_of(holder).items():
         if prefix.count(".") < NESTED_MAX and _is_own(value, homes):
             if id(value) not in seen:
@@ -220,6 +225,14 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
                 yield from _walk(value, f"{prefix}{name}.", homes, seen)
         else:
             yield f"{prefix}{name}", (holder, name, value)
+
+
+def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a class that are plain values, neither methods nor Python's own."""
+    for name, value in vars(kind).items():
+        is_data = is_scalar(value) or isinstance(value, (*REFILLED, tuple, frozenset, enum.Enum))
+        if is_data and not (name.startswith("__") and name.endswith("__")):
+            yield name, value
 
 
 def _prefix_of(name: str) -> str:
@@ -291,7 +304,8 @@ def put_together(present: Any, form: str, plain: Any) -> Any:
 
 
 def _put_value(holder: Any, name: str, saved: SavedValue) -> bool:
-    present, value = _attributes_of(holder).get(name), saved.value
+    present = vars(holder).get(name) if isinstance(holder, type) else _attributes_of(holder).get(name)
+    value = saved.value
     if saved.form == "same" and type(present) is type(value) and _refill(present, value):
         return True
     if saved.form not in ("", "same"):
@@ -301,7 +315,9 @@ def _put_value(holder: Any, name: str, saved: SavedValue) -> bool:
             return False
     elif type(present) is type(value) is deque:
         value = deque(value, present.maxlen)
-    if hasattr(holder, "__dict__"):
+    if isinstance(holder, type):
+        setattr(holder, name, value)
+    elif hasattr(holder, "__dict__"):
         vars(holder)[name] = value
     else:
         object.__setattr__(holder, name, value)

@@ -20,7 +20,6 @@ import datetime
 import functools
 import logging
 import mmap
-import os
 import random
 import struct
 import sys
@@ -42,6 +41,8 @@ CHUNK_BYTES = 1 << 24  # an array with gaps is copied in pieces of this size
 VALUES_MAX = 20_000  # with more values the digest is incomplete
 _LIBRARIES = ("keras.", "tensorflow.")  # their containers have attributes for bookkeeping, which differ in each process
 _POINTER_BYTES = struct.calcsize("P")
+
+_BEGAN_S = psutil.Process().create_time()
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
@@ -350,14 +351,9 @@ def _is_mapped(array: Any) -> bool:
     return isinstance(array, mmap.mmap)
 
 
-@functools.cache
-def _began_s(pid: int) -> float:
-    return psutil.Process(pid).create_time()
-
-
 def is_time_of_process(value: float) -> bool:
-    """Return whether a number is the time of a moment since this process began."""
-    return value > 1e9 and _began_s(os.getpid()) <= value <= time.time()  # noqa: TID251  no duration
+    """Return whether a number is the time of a moment since this process, or the standby that it is a fork of, began."""
+    return _BEGAN_S <= value <= time.time()  # noqa: TID251  no duration
 
 
 def _names_of(code: types.CodeType) -> list[str]:

@@ -53,6 +53,18 @@ class Mean:
         self.sum, self.count = 0.0, 0
 
 
+class Shared:
+    """Counts in attributes of its class, which no object has."""
+
+    count, losses, path = 0, list[float](), "here"
+
+    def on_train_begin(self) -> None: ...
+
+    def note(self, loss: float) -> None:
+        Shared.count += 1
+        self.losses.append(loss)
+
+
 class Callback:
     """Like Keras' own, with attributes from a test."""
 
@@ -400,3 +412,20 @@ def test_a_state_for_an_object_of_another_class_is_dropped_and_named() -> None:
     again = Callback(phase=None, record=None)
     assert begin(again).write_state(again, state).keys() == {"phase", "record.total"}
     assert vars(again)["phase"] is vars(again)["record"] is None
+
+
+def test_what_a_callback_keeps_in_its_class_is_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shared, "losses", [])
+    monkeypatch.setattr(Shared, "count", 0)
+    first = Shared()
+    baseline = begin(first)
+    for loss in (0.5, 0.25):
+        first.note(loss)
+    state, unkept = save(baseline, first)
+    assert not unkept
+    monkeypatch.setattr(Shared, "losses", [])  # as in another process
+    monkeypatch.setattr(Shared, "count", 0)
+    second, held = Shared(), Shared.losses
+    assert begin(second).write_state(second, state) == {}
+    assert (Shared.count, Shared.losses, vars(second)) == (2, [0.5, 0.25], {})
+    assert held is Shared.losses
