@@ -87,3 +87,24 @@ def test_a_service_that_starts_while_the_program_deletes_its_logdir_does_not_rec
     store.open()
 
     assert not run.logdir.exists()
+
+
+def test_a_bad_checkpoint_of_the_original_that_a_copied_list_names_is_left_alone(
+    run: Any, plan: Any, publish: Any
+) -> None:
+    store = local_store(run.start())
+    for step in (1, 2):
+        store.persist(
+            SavableState.of_slot(publish(run.pool(), plan(), values_of(step), step, step)), "periodic", plan()
+        )
+    copy = run.logdir.parent / "copy"
+    copy.mkdir()
+    for path in (run.logdir / "checkpoint", *run.logdir.glob("model.ckpt-1.*")):
+        shutil.copy2(path, copy)
+    (run.logdir / "model.ckpt-2.data-00000-of-00001").write_bytes(b"being written")
+    before = tree(run.logdir)
+    here = plan(save_path=str(copy / "model.ckpt"))
+    found = local_store(run.start(logdir=str(copy))).find_checkpoint(here)
+    assert found.checkpoint is not None
+    assert found.checkpoint.path == str(copy / "model.ckpt-1")
+    assert tree(run.logdir) == before

@@ -201,3 +201,15 @@ def test_a_trainers_state_is_missed_until_a_later_trainer_has_continued_without_
     states.note_in_memory(SavableState(1, 10, 1, "r", None))
     states.restored(restored)
     assert (states.find_lost is not None) == is_lost
+
+
+def test_a_state_of_this_run_is_later_than_the_checkpoint_that_it_began_with_though_its_step_is_lower() -> None:
+    states = States("r", TRAINER, frozenset({"another"}))
+    states.stocked(DiskState(newest_step=1000, top_sequence=0, durable=None, kept=(), run_began=20.0, newest_time=10.0))
+    assert not states.is_behind(SavableState.of_slot(slot(1, 5)))
+    assert states.is_behind(SavableState.of_slot(slot(1, 5, run="another")))
+    states.scanned(1000, 0, is_outdated=False, time=30.0)
+    assert states.is_behind(SavableState.of_slot(slot(1, 5))), "the program saved it meanwhile"
+    states.scanned(1000, 0, is_outdated=False, time=10.0)
+    states.saved(on_disk(1, 5))
+    assert states.newest_step == 5

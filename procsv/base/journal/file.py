@@ -170,10 +170,10 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
     return pids
 
 
-def read_pids_since(path: Path, task: TaskId, incarnation: int) -> set[int]:
-    """Returns the pids of the attempts of `task` from this incarnation on."""
+def read_spawns_since(path: Path, task: TaskId, incarnation: int) -> dict[int, float]:
+    """Returns when the attempts of `task` from this incarnation on were started (Unix seconds), by pid."""
     return {
-        line.entry.pid
-        for line in read_journal(path)
+        line.entry.pid: line.time
+        for line in reversed([*read_journal(path)])  # the first one of a pid counts
         if isinstance(line.entry, Spawned | Adopted) and line.role == str(task) and line.incarnation >= incarnation
     }

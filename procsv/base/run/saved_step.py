@@ -23,12 +23,17 @@ def saved_step(logdir: Path) -> int:
     return pointed if pointed != NO_STEP else max(steps.values(), default=NO_STEP)
 
 
-def _step_of(path: Path) -> int:
+def manifest_at(path: Path) -> Manifest | None:
+    """Returns the manifest at `path`; None if there is none that can be read."""
     try:
-        manifest = decode_sealed(read_data(path, follows_links=True), Manifest, may_lack_seal=True)
+        return decode_sealed(read_data(path, follows_links=True), Manifest, may_lack_seal=True)
     except (OSError, msgspec.DecodeError):
-        return NO_STEP
-    return NO_STEP if manifest.is_external else manifest.step
+        return None
+
+
+def _step_of(path: Path) -> int:
+    manifest = manifest_at(path)
+    return NO_STEP if manifest is None or manifest.is_external else manifest.step
 
 
 def _latest(logdir: Path) -> str:

@@ -7,18 +7,16 @@ the files back to it. TensorBoard, and a program that reads the files, then find
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import weakref
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from procsv.base.encoding import decode_sealed
-from procsv.base.journal.file import read_pids_since
-from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
-from procsv.base.system.data_file import read_data
+from procsv.base.journal.file import read_spawns_since
+from procsv.base.run.manifest import MANIFEST_SUFFIX
+from procsv.base.run.saved_step import manifest_at
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private
 from procsv.training.runtime.context import Runtime
@@ -80,11 +78,8 @@ class EventFiles:
         if isinstance(state, SlotReader):
             self._state = state.info.incarnation, state.contents.logged
         else:
-            try:
-                manifest = decode_sealed(
-                    read_data(state + MANIFEST_SUFFIX, follows_links=True), Manifest, may_lack_seal=True
-                )
-            except (OSError, msgspec.DecodeError):
+            manifest = manifest_at(Path(state + MANIFEST_SUFFIX))
+            if manifest is None:
                 return  # not a checkpoint of ours: what its files held is unknown
             self._state = manifest.incarnation, manifest.logged
         self._cut.clear()
@@ -98,7 +93,8 @@ class EventFiles:
         incarnation, sizes = self._state
         directories = {path.parent for path in self._own.values()} - self._cut
         run = self._runtime.connection
-        later = read_pids_since(run.paths.journal, run.start.task, incarnation) - {os.getpid()}
+        later = read_spawns_since(run.paths.journal, run.start.task, incarnation)
+        later.pop(os.getpid(), None)
         for directory in directories:
             self._cut.add(directory)
             for path in sorted(directory.iterdir()):
@@ -106,8 +102,9 @@ class EventFiles:
                     continue
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
-                elif int(named[2]) in later:
-                    # The file was begun after the state. Killed here: the next start finds the remaining files.
+                elif later.get(int(named[2]), math.inf) < int(named[1]) + 1:
+                    # A later attempt has begun it. Another process of the same number began its files before, or is of
+                    # another program. Killed here: the next start finds the remaining files.
                     path.unlink(missing_ok=True)
 
 

@@ -20,7 +20,9 @@ import tensorflow as tf
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.location import local_path
+from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.run.paths import anchor
+from procsv.base.run.saved_step import manifest_at
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager import private, replicas
@@ -59,6 +61,12 @@ def why_unsavable(what: str, error: Any) -> str:
     """
     told = error.message.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
     return f"TensorFlow cannot save '{what}' of the tf.train.Checkpoint: {told}"
+
+
+def _is_by_program(path: str) -> bool:
+    """Return whether the program has asked for this checkpoint, and not procsv."""
+    manifest = manifest_at(Path(path + MANIFEST_SUFFIX))
+    return manifest is None or manifest.reason == "manual"
 
 
 class CheckpointManager(tf.train.CheckpointManager):
@@ -131,6 +139,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._is_closed = False  # the list of checkpoints stays as it was then
         self._has_looked = False  # the program has looked for a checkpoint, before the training
         self._thread = 0
+        self._highest = 0  # the highest number that the program has given to one of its checkpoints
         plan = CheckpointPlan(
             save_path=anchor(self._prefix),  # absolute: the program may change its working directory
             latest_filename="checkpoint",
@@ -169,9 +178,12 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _next_number(self) -> int:
         """Return the number for a checkpoint of this moment.
 
-        Outside of the program's saves, it is the number of its next save.
+        Outside of the program's saves, it is the number of its next save. If the program numbers its
+        checkpoints itself, it is one that replaces none of them.
         """
-        return private.count_of(self.checkpoint.save_counter) + 1 if self._saving is None else self._saving
+        if self._saving is not None:
+            return self._saving
+        return max(private.count_of(self.checkpoint.save_counter), self._highest) + 1
 
     # -- the training ----------------------------------------------------------------------------------------
     def restore_or_initialize(self) -> Any:
@@ -191,7 +203,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 self._init_fn()
             return None
         if self._checkpoint_interval is not None:
-            self._last_checkpoint_step = private.count_of(self._step_counter)
+            self._last_checkpoint_step = self._step_of_last_save()
         if origin.source == "checkpoint":
             return self._as_named(origin.path)
         return checkpoint_prefix(self._controller.plan, self._next_number())
@@ -223,7 +235,23 @@ class CheckpointManager(tf.train.CheckpointManager):
         training = self._controller.training
         assert training is not None
         self._boundary, self._thread, self._is_closed = training.boundary, training.boundary.thread, False
+        counter, start = private.count_of(self.checkpoint.save_counter), f"{Path(self._prefix).name}-"
+        for path in training.origin.listed:
+            number = Path(path).name.removeprefix(start)
+            if number.isdecimal() and int(number) > max(counter, self._highest) and _is_by_program(path):
+                self._highest = int(number)
         return self._boundary
+
+    def _step_of_last_save(self) -> int:
+        """Return the step of the program's last save before the restored state.
+
+        A snapshot may be later. If the save is not on disk, it is the restored state itself.
+        """
+        number = max(private.count_of(self.checkpoint.save_counter), self._highest)
+        manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
+        if manifest is not None and manifest.reason == "manual" and manifest.sequence:
+            return manifest.step
+        return private.count_of(self._step_counter)
 
     def _forget_steps(self) -> None:
         self._boundary, self._is_closed = None, True
@@ -270,6 +298,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self.checkpoint.save_counter.assign_add(1)
         number = self.checkpoint.save_counter if checkpoint_number is None else checkpoint_number
         self._saving = private.count_of(number)
+        self._highest = max(self._highest, self._saving)
         try:
             path = f"{self._prefix}-{self._saving}"
             if not self._controller.keeps_state:

@@ -204,9 +204,16 @@ def view_tensor(tensor: Any) -> Any:
 
 
 def children_of(node: Any) -> list[Any]:
-    """Return the objects attached to a trackable. They stay the same until that changes."""
+    """Return the objects attached to a trackable. They stay the same until that changes.
+
+    The slots of an older optimizer are saved with it, and not attached to it.
+    """
     references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
     children = [] if references is None else list(references)
+    if hasattr(node, "get_slot_names"):
+        for kept in (getattr(node, "_slots", {}), getattr(node, "_non_slot_dict", {})):
+            for value in kept.values():
+                children.extend(value.values() if isinstance(value, dict) else [value])
     if isinstance(node, list | tuple):
         children.extend(node)
     elif isinstance(node, dict):

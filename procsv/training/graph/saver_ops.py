@@ -214,16 +214,17 @@ def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
     evaluation reads variables and writes none, so the state can be captured beside it. An op counts
     as a write unless it is known to be a read.
     """
-    known = elements_of(graph, fetches)
-    if known is None:
+    known, found = elements_of(graph, fetches), [_writers_of(tensor) for tensor in saved]
+    writers = [one for one in found if one is not None]
+    if known is None or len(writers) < len(found):
         return False
-    writers: set[Any] = set()
-    for tensor in saved:
-        found = _writers_of(tensor)
-        if found is None:
-            return False
-        writers |= found
-    return needed_ops(known[0]).isdisjoint(writers)
+    return needed_ops(known[0]).isdisjoint(set[Any]().union(*writers))
+
+
+def writes(graph: Any, fetches: Any, tensor: Any) -> bool:
+    """Return whether running `fetches` certainly runs an op that may change what `tensor` reads."""
+    known, writers = elements_of(graph, fetches), _writers_of(tensor)
+    return known is not None and writers is not None and not needed_ops(known[0]).isdisjoint(writers)
 
 
 def _writers_of(tensor: Any) -> set[Any] | None:

@@ -22,7 +22,7 @@ from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.patches import empty_meanwhile
 from procsv.training.graph.restore import feed_from_slot, restore_or_send
-from procsv.training.graph.saver_ops import is_harmless, is_restore
+from procsv.training.graph.saver_ops import is_harmless, is_restore, writes
 from procsv.training.graph.session import CallCounter, adopt_session
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
@@ -64,13 +64,16 @@ class GraphState(StateSource):
         self._calls: CallCounter | None = None
         self._calls_before = 0  # without a global step, calls are counted from the restored state's count on
         self._read_step: Callable[[], Any] | None = None
+        self._step_tensor: Any = None
         if global_step is not None:
-            tensor = session.graph.as_graph_element(global_step, allow_operation=False)
+            tensor = self._step_tensor = session.graph.as_graph_element(global_step, allow_operation=False)
             with session.graph.as_default():
                 self._read_step = tf1.Session.make_callable(session, tensor)
 
     def attach(self, boundary: Boundary) -> None:
         self._boundary = boundary
+        if self._step_tensor is not None:
+            boundary.makes_step = self._makes_step
         self._is_adopted = adopt_session(self.session, boundary)
         if not self._is_adopted:
             log.warning(
@@ -85,6 +88,9 @@ class GraphState(StateSource):
                 self._gate = gate
         self._calls = CallCounter()
         self._calls.start_counting()
+
+    def _makes_step(self, fetches: Any) -> bool:
+        return writes(self.session.graph, fetches, self._step_tensor)
 
     def read_step(self) -> int:
         if self._read_step is None:

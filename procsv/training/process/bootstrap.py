@@ -288,6 +288,8 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.program_args))
     except SystemExit as leaving:
+        if exit_code_of(leaving) not in (0, exit_codes.RESUMABLE):
+            runtime.record_failure(leaving)  # a signal handler may have left in the middle of a step
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
         if exit_code_of(leaving) and reads_input():

@@ -13,9 +13,10 @@ import os
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
@@ -92,9 +93,12 @@ class Runtime:
         self.first_random = random.getstate()  # before the program may seed it
         self.failure: BaseException | None = None  # the error that ended the session, if any
         self.training: SupervisedTraining | None = None  # of the present session
-        self.sessions_begun = 0  # number of sessions that have trained in this process
+        # Where the next session would begin in a process that makes all steps itself.  None: where the
+        # run began; NO_STEP: where it does begin, because a session has trained in this process.
+        self.planned_step: int | None = None
         self.steps_total = -1  # where the program will end, if a hook knows
         self.owner: object = None  # trains an eager program, from entering the run to leaving it
+        self.logdir_user: weakref.ref[Any] | None = None  # the first graph that trains in the run's logdir
         self.named_logdir = ""  # the first one that the program named
         self.trains_in_step = False  # with other tasks, in a collective strategy
         self.step_gate: StepGate | None = None  # where the chief holds other tasks' steps during a capture
@@ -231,7 +235,7 @@ class Runtime:
 
     def begin_training(self, training: SupervisedTraining) -> None:
         self.training = training
-        self.sessions_begun += 1
+        self.failure = None  # the program has got over the error of an earlier training
 
     def follow_training(self, training: SupervisedTraining) -> None:
         """Counts the steps of `training` and captures its state: its source is now attached."""

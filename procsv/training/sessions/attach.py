@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -14,12 +15,13 @@ import tensorflow as tf
 from procsv.base.errors import UserError
 from procsv.base.location import local_path
 from procsv.training.runtime.context import Runtime, current
+from procsv.training.runtime.log import say_once
 from procsv.training.runtime.observer import Observer
 from procsv.training.runtime.program_logdir import settle_logdir
 
 
-def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
-    """Returns the runtime for a supervisor with `logdir`, and the logdir to use.
+def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | None, Any]:
+    """Returns the runtime for a supervisor of `graph` with `logdir`, and the logdir to use.
 
     Without a logdir there is no runtime.  Raises UserError under `procsv launch` if `logdir` is not
     the run's.
@@ -28,13 +30,15 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
         tf.compat.v1.logging.warning("procsv: %s", warning)
     launched = current()
     if launched is not None and not logdir:
-        logdir = launched.connection.start.logdir
+        logdir = launched.connection.start.logdir if is_logdir_free(launched, graph) else None
     elif launched is not None:
         logdir = settle_logdir(launched, os.fspath(logdir))
     if not logdir:
         return None, logdir
     check_filesystem(os.fspath(logdir))
     if launched is not None:
+        if graph is not None and launched.logdir_user is None:
+            launched.logdir_user = weakref.ref(graph)
         return launched, logdir
     observer = Observer(os.fspath(logdir), may_save)
     observer.warm_up()
@@ -43,6 +47,22 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
             "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, observer.paths.home
         )
     return Runtime(observer.paths, observer.peers, observer=observer), logdir
+
+
+def is_logdir_free(launched: Runtime, graph: Any) -> bool:
+    """Returns whether a training of `graph` that names no directory may use the run's logdir.
+
+    The first graph that trains there keeps it.  Another graph is another model, such as the next fold
+    of a cross-validation, and must not start from the first one's state.
+    """
+    if graph is None or launched.logdir_user is None or launched.logdir_user() is graph:
+        return True
+    say_once(
+        f"a further graph of the program trains without a directory of its own: procsv saves nothing of it, because "
+        f"{launched.connection.start.logdir} has the first graph's checkpoints; for a crash to cost less, launch each "
+        "training by itself"
+    )
+    return False
 
 
 class EagerExecution(UserError, RuntimeError):

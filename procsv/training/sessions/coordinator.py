@@ -58,6 +58,11 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
                 tf1.logging.info("Error reported to Coordinator after the stop: %s", info[1])
                 self._exc_info_to_raise = info
 
+    @property
+    def has_error(self) -> bool:
+        """Whether an error has been reported that `join` raises."""
+        return self._exc_info_to_raise is not None
+
     def _is_consequence(self, error: BaseException) -> bool:
         """Whether a stop causes `error` by closing the session and queues of live threads."""
         if isinstance(error, (tf.errors.CancelledError, *self._clean_stop_exception_types)):

@@ -47,7 +47,8 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         self._controller.describe_graph(session.graph, self._get_saver(), has_text=self._save_graph_def)
         if self._listeners or self._controller.saved_step != step:
             self._save(session, step)
-        self._timer.update_last_triggered_step(step)
+        every = getattr(self._timer, "_every_steps", None)
+        self._timer.update_last_triggered_step(self._controller.last_due(step, every))
 
     def _save(self, session: Any, step: Any) -> bool:
         """Saves as the listeners need it; True if a listener asks for a stop."""

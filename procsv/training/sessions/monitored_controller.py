@@ -70,7 +70,7 @@ def control_session(
         restored_from = getattr(creator, "_checkpoint_dir", None)
         hook = next((s for s in savers if _is_same(s._checkpoint_dir, restored_from)), next(iter(savers), None))
     if hook is not None:
-        runtime, logdir = attach(hook._checkpoint_dir, may_save=True)
+        runtime, logdir = attach(hook._checkpoint_dir, may_save=True, graph=tf1.get_default_graph())
         users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
         if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run continues in another logdir
             move_paths(users, _PATHS, hook._checkpoint_dir, logdir)
@@ -130,6 +130,8 @@ class MonitoredController(SessionController):
         self._is_worker = False  # the chief saves for a worker
         # The step at which the program resumes, if this is its first session.
         self._resumed_at: int | None = None
+        # Where this session begins in a process that makes all steps itself.
+        self._begins_at = NO_STEP
 
     # -- start -------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any], creator: Any) -> None:
@@ -201,7 +203,9 @@ class MonitoredController(SessionController):
         is_saved = is_resumed and training.origin.source != "alive"
         self.saved_step = training.first_step if is_saved else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
-        if is_resumed and self.runtime.sessions_begun == 1 and self.runtime.observer is None:
+        if not is_anew:
+            self._begins_at = training.first_step
+        if is_resumed and not is_anew and self.runtime.observer is None:
             self._go_on_counting()
         if is_anew or (is_resumed and not self._is_first_of_worker()):
             self._writers.mark_start(training.first_step)
@@ -221,17 +225,20 @@ class MonitoredController(SessionController):
         return self._is_worker and self.runtime.connection.start.incarnation == 1
 
     def _go_on_counting(self) -> None:
-        """Makes StopAtStepHook count `num_steps` from the start of the run, not from each restart.
+        """Makes hooks count steps as if this process had made all of them itself.
 
-        Only the first session of a process needs this: in later sessions the steps are made in this
-        process.
+        Earlier attempts have made steps of this session, and of the sessions before it.
         """
-        run = read_run(self.runtime.connection.paths.run_json)
-        if run is None or run.began_step == NO_STEP:
+        begins_at = self.runtime.planned_step
+        if begins_at is None:
+            run = read_run(self.runtime.connection.paths.run_json)
+            begins_at = NO_STEP if run is None else run.began_step
+        if begins_at == NO_STEP:
             return
+        self._begins_at = begins_at
         for hook in self._hooks:
             if isinstance(hook, tf_hooks.StopAtStepHook) and hook._num_steps is not None:
-                set_last_step(hook, run.began_step + hook._num_steps)
+                set_last_step(hook, begins_at + hook._num_steps)
 
     def begin_training(self, graph: Any) -> None:
         """Marks the start of training: the hooks have seen the new session."""
@@ -246,8 +253,11 @@ class MonitoredController(SessionController):
         TensorFlow's hook would run one more step.
         """
         step = self._resumed_at
-        if step is None or not any(step >= last for last in self._last_steps()):
+        ends = [] if step is None else [last for last in self._last_steps() if step >= last]
+        if not ends:
             return False
+        if self.runtime.planned_step != NO_STEP:
+            self.runtime.planned_step = min(ends)  # an earlier attempt has made this session's steps
         log.info("procsv: resumed at the last step, %d: nothing is left to train", step)
         return True
 
@@ -295,6 +305,14 @@ class MonitoredController(SessionController):
 
     def _why(self) -> Reason:
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
+
+    def last_due(self, step: int, every: int | None) -> int:
+        """Returns the step of the last save that was due up to `step`, with `every` so many steps.
+
+        The state of `step` may be a snapshot from between two saves.
+        """
+        begins_at = self._begins_at
+        return step if not every or not 0 <= begins_at <= step else step - (step - begins_at) % every
 
     # -- events ------------------------------------------------------------------------------------
     def note_lost_session(self, error: Exception) -> None:

@@ -218,8 +218,8 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
             default `procsv launch --snapshot-secs` decides.  "auto" spaces them so that they cost
             at most 1 % of the training time.  None: only with each checkpoint.
         final_checkpoint: Whether every end of the session, also by an error, leaves a checkpoint of
-            the last state.  False leaves it to the hooks, which TensorFlow calls only at a
-            clean end.
+            the last state.  A call that failed may have made half a step; then the newest snapshot
+            counts.  False leaves it to the hooks, which TensorFlow calls only at a clean end.
     """
 
     def __init__(

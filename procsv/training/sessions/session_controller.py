@@ -166,6 +166,13 @@ class SessionController:
         training = self.training
         if training is None or training.snapshots is None or not self._final_checkpoint:
             return saved_step
+        if training.boundary.is_torn and self._has_failed():
+            log.warning(
+                "procsv: the last state is not saved, because the call that failed may have made half a step; the run "
+                "resumes from its newest snapshot"
+            )
+            training.wait_asked(training.final_save_s())
+            return saved_step
         try:
             step = self._read_last_step(training)
         except (RuntimeError, TimeoutError, tf.errors.OpError) as error:
@@ -175,6 +182,10 @@ class SessionController:
             return saved_step
         reason = self.runtime.stops.reason or "final"
         return step if training.save(reason, training.final_save_s()) else saved_step
+
+    def _has_failed(self) -> bool:
+        """Whether an error ends the session; an interrupt lets a call end first."""
+        return isinstance(self.runtime.failure, Exception) or bool(getattr(self.coord, "has_error", False))
 
     def _read_last_step(self, training: TrainingRun) -> int:
         if not self.has_servers:

@@ -98,7 +98,9 @@ class Supervisor(tf_supervisor.Supervisor):
             # A worker has no logdir, but procsv watches its steps and can stop it.
             self._runtime = current()
             return
-        self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
+        self._runtime, given["logdir"] = attach(
+            given["logdir"], may_save=given["saver"] is not None, graph=given["graph"]
+        )
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
             given["summary_writer"] = SummaryWriter(given["logdir"], self._runtime.connection.streams)
 

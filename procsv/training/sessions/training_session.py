@@ -14,6 +14,7 @@ from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.runtime.context import current
 from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions.attach import is_logdir_free
 from procsv.training.sessions.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from procsv.training.sessions.monitored_session import MonitoredSession
 from procsv.training.sessions.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
@@ -99,9 +100,9 @@ def MonitoredTrainingSession(
     if not is_chief:
         worker = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
         return MonitoredSession(worker, list(hooks or ()), **more)
-    launched = current()
-    if checkpoint_dir is None and launched is not None and tf1.train.get_global_step() is not None:
-        checkpoint_dir = launched.connection.start.logdir
+    launched, graph = current(), tf1.get_default_graph()
+    if checkpoint_dir is None and launched is not None and tf1.train.get_global_step(graph) is not None:
+        checkpoint_dir = launched.connection.start.logdir if is_logdir_free(launched, graph) else None
     own = list(chief_only_hooks or ())
     own += _summary_hooks(summary_dir or checkpoint_dir, log_step_count_steps, summaries, scaffold)
     own += _checkpoint_hooks(checkpoint_dir, checkpoints, scaffold, save_graph_def)

@@ -26,7 +26,7 @@ CALL_FACTOR_MAX = 5.0
 
 
 class Boundary:
-    """The boundary of the thread that creates it.
+    """The boundary of the training thread: the one that creates it, or that makes the first step.
 
     Any thread may set `due`; after its next call the training thread then calls `visit` with the
     lock held.  While another thread holds `lock`, the training thread is between two calls.
@@ -39,8 +39,10 @@ class Boundary:
         "elsewhere",
         "gate",
         "inside",
+        "is_settled",
         "is_torn",
         "lock",
+        "makes_step",
         "runs",
         "thread",
         "times",
@@ -60,6 +62,8 @@ class Boundary:
         # only the program knows what to do about that.
         self.is_torn = False
         self.thread = threading.get_ident()
+        self.makes_step: Callable[[Any], bool] | None = None  # whether a call with this note makes a step, if known
+        self.is_settled = False  # the training thread has made a step
         self.visit = visit
         self.gate: StepGate | None = None  # the chief may hold this task here, between two steps
         self.times = CallTimes()
@@ -89,6 +93,8 @@ class Boundary:
         Nested calls and calls on other threads pass straight through.  `about` becomes
         `self.about`.
         """
+        if not self.is_settled and not self.inside:
+            self._settle(about)
         if self.inside or threading.get_ident() != self.thread:
             result = call(*args)
             self.elsewhere += 1
@@ -110,6 +116,18 @@ class Boundary:
             finally:
                 self.inside = False
         return result
+
+    def _settle(self, about: Any) -> None:
+        """Makes the calling thread the training thread if it is about to make the first step.
+
+        A call of the training thread that nothing is known about counts as a step.
+        """
+        if about is None or self.makes_step is None:
+            self.is_settled = threading.get_ident() == self.thread
+        elif self.makes_step(about):
+            with self.lock:
+                if not self.is_settled and not self.inside:
+                    self.thread, self.is_settled = threading.get_ident(), True
 
     def begin_steps(self) -> None:
         """Keeps this thread within a step until `leave_steps`; `end_step` begins the next step.

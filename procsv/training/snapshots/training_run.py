@@ -21,7 +21,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import strip_numbers
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
-from procsv.base.outcome import STEPS
+from procsv.base.outcome import NO_STEP, STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.process_state import name_own_thread
@@ -205,7 +205,8 @@ class TrainingRun:
 
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
-        if self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
+        is_main = threading.current_thread() is threading.main_thread()  # an exit of another thread ends only that
+        if is_main and self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
             text = f"{share_s:.0f} s after the stop request the program still trains: procsv ends it after this step"
             say(text)  # the program may have silenced its log
             raise SystemExit(exit_codes.RESUMABLE)
@@ -360,6 +361,8 @@ class TrainingRun:
         """Detach procsv from the source, whose owner is about to close it."""
         failpoint("trainer.after_last_step")
         self.is_over = True
+        if self.is_ready and (self.snapshots is not None or self.origin.source == "chief"):
+            self._runtime.planned_step = NO_STEP
         self._runtime.end_training(self)
         self._runtime.stops.remove_listener(self._on_stop)
         self._ending.set()

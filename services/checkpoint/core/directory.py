@@ -255,7 +255,7 @@ class Directory:
         assert self.plan is not None, "a scan without a plan"
         if scan.newest_step is not None:
             is_outdated = self._scanned_at != self._states.durable_sequence
-            self._states.scanned(scan.newest_step, scan.newest_sequence, is_outdated)
+            self._states.scanned(scan.newest_step, scan.newest_sequence, is_outdated, scan.newest_time)
         return self.external_saves.scanned(scan, self.plan, now_s)
 
     def take_trouble(self, trouble: str) -> list[Action]:

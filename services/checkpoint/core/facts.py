@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from procsv.base.run.manifest import FileSum, Manifest
@@ -48,6 +50,7 @@ class DiskState(msgspec.Struct, frozen=True):
     run_began: float | None = None  # Unix seconds
     run_before: str = ""  # the run that used the directory before us, if the directory records it
     newest_sequence: int = 0
+    newest_time: float = math.inf  # when another writer wrote the newest (Unix seconds); inf if it is ours
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -88,6 +91,7 @@ class Scan(msgspec.Struct, frozen=True):
     newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None if unknown
     trouble: str
     newest_sequence: int = 0  # 0 if that checkpoint is not ours
+    newest_time: float = math.inf  # when another writer wrote it (Unix seconds); inf if it is ours
 
 
 class Verified(msgspec.Struct, frozen=True):

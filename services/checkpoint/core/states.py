@@ -7,6 +7,7 @@ save or whom to notify.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -31,6 +32,8 @@ class States(msgspec.Struct):
     durable_sequence: int = 0
     newest_step: int = -1  # of the newest checkpoint, by its manifest or name
     checkpoint_sequence: int = 0  # of the newest checkpoint; 0 if it is not ours
+    run_began: float = -math.inf  # Unix seconds
+    _newest_time: float = math.inf  # when another writer wrote the newest checkpoint; inf if it is ours
     kept: tuple[str, ...] = ()
     top_sequence: int = 0  # the highest ever seen
     told: SavableState | None = None  # the newest state of this run that was ever in memory
@@ -71,12 +74,13 @@ class States(msgspec.Struct):
     def stocked(self, stock: DiskState) -> None:
         """Notes the checkpoints on disk for a new plan."""
         self.asks_directory = False
+        self.run_began = self.run_began if stock.run_began is None else stock.run_began
         if stock.run_before:
             self.lineage |= {stock.run_before}
             self.see(self.slots)
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:
-            self._note_newest(stock.newest_step, stock.newest_sequence)
+            self._note_newest(stock.newest_step, stock.newest_sequence, stock.newest_time)
         if not self.kept:
             self.kept = stock.kept
         if stock.durable is not None and stock.durable.sequence > self.durable_sequence:
@@ -87,7 +91,7 @@ class States(msgspec.Struct):
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
         # Otherwise the program has saved a later state by itself.
-        if self.checkpoint_sequence or durable.step > self.newest_step:
+        if self.checkpoint_sequence or self._precedes_run or durable.step > self.newest_step:
             self._note_newest(durable.step, durable.sequence)
 
     def searched(self, found: FoundCheckpoint) -> None:
@@ -104,13 +108,13 @@ class States(msgspec.Struct):
         if is_latest:
             self._note_newest(durable.step, durable.sequence)
 
-    def scanned(self, step: int, sequence: int, is_outdated: bool) -> None:
+    def scanned(self, step: int, sequence: int, is_outdated: bool, time: float = math.inf) -> None:
         """Notes the newest checkpoint in a scan.  `is_outdated`: we have saved another since the scan began."""
         if not is_outdated or (not sequence and step > self.newest_step):
-            self._note_newest(step, sequence)
+            self._note_newest(step, sequence, time)
 
-    def _note_newest(self, step: int, sequence: int) -> None:
-        self.newest_step, self.checkpoint_sequence = step, sequence
+    def _note_newest(self, step: int, sequence: int, time: float = math.inf) -> None:
+        self.newest_step, self.checkpoint_sequence, self._newest_time = step, sequence, time
 
     def forget_disk(self) -> None:
         """Forgets the checkpoints on disk, because checkpoints now go to another place."""
@@ -148,8 +152,11 @@ class States(msgspec.Struct):
     def is_behind(self, state: SavableState) -> bool:
         """Whether the newest checkpoint holds a later state.
 
-        Our own checkpoints are compared by sequence, because a program may restart its steps at 0.
+        Our own checkpoints are compared by sequence, because a program may restart its steps at 0, and
+        this run's states are later than what it began with.
         """
+        if self._precedes_run and state.run == self.run:
+            return False
         if not self.checkpoint_sequence or state.step == self.newest_step:
             return state.step < self.newest_step
         durable = self.durable
@@ -158,6 +165,11 @@ class States(msgspec.Struct):
             if this != saved:
                 return this < saved
         return state.sequence < self.checkpoint_sequence
+
+    @property
+    def _precedes_run(self) -> bool:
+        """Whether the newest checkpoint is another writer's, from before this run."""
+        return not self.checkpoint_sequence and self._newest_time < self.run_began
 
     def _attempt(self, run: str, incarnation: int) -> int:
         """Returns the attempt within this run; 0 for earlier runs, whose sequences continue from one to the next."""

@@ -144,7 +144,7 @@ class UrlFiles:
             return gfile.directory_of(path) != catalog.directory or not gfile.name_of(path).startswith(base)
 
         kept = [ListedCheckpoint(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
-        return retain(kept, new, rule_of(self._memory, plan, new.time), later_saves(catalog, step))
+        return retain(kept, new, rule_of(self._memory, plan, new.time), later_saves(catalog, step, None))
 
     def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:
         url = gfile.join(catalog.directory, plan.latest_filename)

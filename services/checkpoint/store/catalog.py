@@ -60,8 +60,8 @@ class LocalListing(Listing):
 
     def move_aside(self, path: str) -> None:
         files = names.all_files(path)
-        if not files:
-            return
+        if not files or os.path.realpath(Path(path).parent) != os.path.realpath(self.directory):
+            return  # what a copied list names elsewhere belongs to somebody else, who may be writing it
         base = Path(names.base_of(path))
         target = base.with_name(base.name + ".rejected")
         number = 2

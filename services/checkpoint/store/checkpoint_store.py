@@ -38,7 +38,7 @@ from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION, BadChec
 from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.catalog import Catalog
 from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
-from procsv.services.checkpoint.store.rotation import run_began
+from procsv.services.checkpoint.store.rotation import run_began, time_of_external
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.staging_areas import Staging
@@ -110,6 +110,7 @@ class Store:
             run_began=run_began(self._start),
             run_before=before,
             newest_sequence=newest.sequence,
+            newest_time=time_of_external(newest),
         )
 
     def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:

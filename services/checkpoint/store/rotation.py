@@ -7,6 +7,7 @@ module applies the rules of retention.py to the files, and writes and deletes no
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
+from procsv.services.checkpoint.core.facts import Candidate
 from procsv.services.checkpoint.core.retention import (
     ListedCheckpoint,
     RetentionOutcome,
@@ -90,7 +92,8 @@ class Rotation:
         look = self._look_at_list(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
-        outcome = retain([*map(look, first.listed)], ListedCheckpoint(path, now), rule, later_saves(listing, step))
+        later = later_saves(listing, step, run_began(self._start))
+        outcome = retain([*map(look, first.listed)], ListedCheckpoint(path, now), rule, later)
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
@@ -132,9 +135,20 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
     return known[path] if path in known else manifest_or_none(path)
 
 
-def later_saves(listing: Listing, step: int) -> frozenset[str]:
-    """Return listed checkpoints of other writers that are of a later step than ours.
+def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[str]:
+    """Return listed checkpoints that other writers saved during this run, of a later step than ours.
 
-    They were saved while this trainer ran, because otherwise it would have resumed from them.
+    An older one is what the run began with. The program may have set the step back since.
     """
-    return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
+    others = (c for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
+    return frozenset(c.path for c in others if began is None or time_of_external(c) >= began)
+
+
+def time_of_external(checkpoint: Candidate) -> float:
+    """Return when another writer wrote a checkpoint (Unix seconds); infinite if it is ours, or elsewhere."""
+    if checkpoint.sequence:
+        return math.inf
+    try:
+        return written(checkpoint.path) or math.inf
+    except FileNotFoundError:  # removed just now
+        return math.inf

@@ -18,6 +18,7 @@ from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Ver
 from procsv.services.checkpoint.format import names
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, is_of, manifest_or_none, sum_file
 from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign
+from procsv.services.checkpoint.store.rotation import time_of_external
 
 _INDEX = ".index"
 
@@ -44,7 +45,9 @@ def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
     external = [
         s for path in sorted(paths) if (s := _sighting(path, path in listed, listing.manifests.get(path))) is not None
     ]
-    return Scan(tuple(external), newest_step, trouble, 0 if newest is None else newest.sequence)
+    if newest is None:
+        return Scan(tuple(external), newest_step, trouble)
+    return Scan(tuple(external), newest_step, trouble, newest.sequence, time_of_external(newest))
 
 
 def trouble_with(directory: Path) -> str:

@@ -17,6 +17,8 @@ from procsv.training.snapshots.snapshot_queue import SnapshotQueue
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.training_run import training_of
 
+STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
+
 
 class Counting:
     """A state that is one number, and its manager."""
@@ -353,3 +355,33 @@ def test_without_a_save_or_a_step_nothing_is_written(directory: Path) -> None:
     with Counting(directory).manager as manager:
         assert manager.latest_checkpoint is None
     assert not (directory / STATE_FILE).exists()
+
+
+def test_the_last_state_replaces_no_checkpoint_that_the_program_has_numbered_itself(directory: Path) -> None:
+    for last in (7, 8):  # the second manager knows the numbers from the disk
+        counting = Counting(directory, max_to_keep=None)
+        with counting.manager as manager:
+            manager.restore_or_initialize()
+            while counting.step < last:
+                counting.train(1)
+                if counting.step.numpy() % 2 == 0 and counting.step < 7:
+                    manager.save(checkpoint_number=counting.step)
+    saved = {int(p.stem[5:]): tf.train.load_variable(str(p)[:-6], STEP) for p in directory.glob("ckpt-*.index")}
+    assert saved == {2: 2, 4: 4, 6: 6, 7: 8}
+
+
+def test_saves_keep_their_steps_although_the_state_between_two_of_them_is_restored(directory: Path) -> None:
+    saved = list[int]()
+    for last in (6, 11):  # the first manager ends two steps after its second save
+        counting = Counting(directory)
+        counting.manager.close()
+        counting.manager = manager = procsv.CheckpointManager(
+            counting.checkpoint, directory, step_counter=counting.step, checkpoint_interval=3, snapshot_secs=None
+        )
+        with manager:
+            manager.restore_or_initialize()
+            while counting.step < last:
+                counting.train(1)
+                if manager.save() is not None:
+                    saved.append(int(counting.step))
+    assert saved == [1, 4, 7, 10]

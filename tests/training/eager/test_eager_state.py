@@ -153,6 +153,16 @@ def test_an_object_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: P
     assert tf.train.load_variable(str(tmp_path / "ours"), "net/late/.ATTRIBUTES/VARIABLE_VALUE") == 6.0
 
 
+def test_a_slot_that_an_older_optimizer_makes_later_is_in_the_next_snapshot(tmp_path: Path) -> None:
+    v = [tf.Variable(1.0), tf.Variable(2.0)]
+    optimizer = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+    source = source_of(tf.train.Checkpoint(optimizer=optimizer, v=v), tmp_path)
+    before = len(source.current()[0].variables)
+    for count in (1, 2):  # the second one is trained later
+        optimizer.apply_gradients([(tf.constant(1.0), one) for one in v[:count]])
+        assert len(source.current()[0].variables) == before + count
+
+
 def test_a_snapshot_holds_its_own_moment_though_objects_are_attached_while_it_is_copied(
     tmp_path: Path, shm: Path
 ) -> None:

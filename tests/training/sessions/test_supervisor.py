@@ -1,6 +1,7 @@
 """procsv.Supervisor without `procsv launch` starts its own watchdog and services and ends them with the session."""
 
 import contextlib
+import functools
 import signal
 import subprocess
 import sys
@@ -148,6 +149,39 @@ def test_an_exception_in_the_block_is_raised_again_once_the_state_is_saved(tmp_p
         with pytest.raises(Mishap), supervisor.managed_session() as session:
             train_and_fail(model, session)
     assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 1
+
+
+def test_a_training_that_sets_back_the_step_of_what_it_began_with_is_the_latest(tmp_path: Path) -> None:
+    with graph() as model, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(tf1.assign(model.step, 30))
+        tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"), global_step=model.step)
+    with graph() as model:
+        begin = tf1.assign(model.step, 0)
+        with procsv.Supervisor(logdir=str(tmp_path)).managed_session() as session:
+            assert session.run(model.step) == 30
+            session.run(begin)
+            session.run(model.train)
+    assert tf1.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-1")
+
+
+@pytest.mark.parametrize("kind", ["Supervisor", "MonitoredTrainingSession"])
+def test_half_a_step_of_a_call_that_failed_is_not_saved(kind: str, tmp_path: Path) -> None:
+    with graph() as model:
+        fails = tf1.placeholder_with_default(False, [])
+        with tf.control_dependencies([tf1.assign_add(model.weights, tf.ones([100]))]):
+            check = tf1.debugging.Assert(tf.logical_not(fails), ["no input"])
+        with tf.control_dependencies([check]):
+            train = tf1.assign_add(model.step, 1)
+        if kind == "Supervisor":
+            session_of = procsv.Supervisor(logdir=str(tmp_path)).managed_session
+        else:
+            session_of = functools.partial(procsv.MonitoredTrainingSession, checkpoint_dir=str(tmp_path))
+        with pytest.raises(tf.errors.InvalidArgumentError), session_of() as session:  # noqa: PT012
+            session.run(train)
+            session.run(train, {fails: True})
+    saved = tf.train.load_checkpoint(str(tmp_path))
+    assert saved.get_tensor("weights")[0] == saved.get_tensor("global_step")
 
 
 def test_summaries_and_marks_are_in_the_event_file_in_order(tmp_path: Path) -> None:

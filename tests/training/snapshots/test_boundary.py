@@ -110,3 +110,22 @@ def test_a_step_is_certainly_under_way_within_a_call_and_never_if_steps_are_not_
     assert loop.is_trained_here, "and no other thread can make one"
     assert not calls.is_trained_here
     loop.leave_steps()
+
+
+def test_the_thread_that_makes_the_first_step_is_the_training_thread() -> None:
+    boundary = Boundary(lambda: None)
+    boundary.makes_step = lambda about: about == "train"
+    boundary.pass_call(lambda: None, about="read the step")
+
+    def train() -> None:
+        boundary.pass_call(lambda: None, about="read the step")
+        for _ in range(2):
+            boundary.pass_call(lambda: is_inside.append(boundary.inside), about="train")
+
+    is_inside: list[bool] = []
+    other = threading.Thread(target=train)
+    other.start()
+    other.join()
+    train()
+    assert is_inside == [True, True, False, False]
+    assert (boundary.runs, boundary.elsewhere) == (3, 4)

@@ -1,0 +1,89 @@
+"""Trainings that follow each other in one process keep their states and their errors apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.support.launched import launched
+
+pytestmark = [pytest.mark.fault, pytest.mark.long]
+
+FOLDS = """
+import sys, time
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+for fold in range(2):
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train, hooks = step.assign_add(1), [tf1.train.StopAtStepHook(last_step=40)]
+        if sys.argv[1] == "Supervisor":
+            session_of, ends = procsv.Supervisor().managed_session, lambda at: at >= 40
+        else:
+            session_of, ends = lambda: procsv.MonitoredTrainingSession(hooks=hooks), lambda at: session.should_stop()
+        with session_of() as session:
+            at, begun = 0, False
+            while not ends(at):
+                at = session.run(train if begun or sys.argv[1] != "Supervisor" else step)
+                if not begun:
+                    print("fold", fold, "begins at", at, flush=True)
+                begun = True
+                time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("kind", "first"), [("Supervisor", 0), ("MonitoredTrainingSession", 1)])
+def test_a_second_graph_without_a_directory_does_not_start_from_the_first_ones_state(
+    kind: str, first: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(FOLDS)
+    with launched(tmp_path / "logdir", str(program), kind) as run:
+        run.assert_completed()
+    said = run.said()
+    assert f"fold 0 begins at {first}" in said
+    assert f"fold 1 begins at {first}" in said
+    assert said.count("a further graph") == 1
+    assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 40
+
+
+LOOP = """
+import os, sys
+import tensorflow as tf
+import procsv
+v, step = tf.Variable(0), tf.Variable(0, dtype=tf.int64)
+
+
+def train(manager, until):
+    manager.restore_or_initialize()
+    while step < until:
+        v.assign_add(2)
+        if step == 5 and os.environ["PROCSV_INCARNATION"] == "1":
+            sys.exit(3)  # as a signal handler may, in the middle of a step
+        step.assign_add(1)
+        manager.step()
+
+
+try:
+    with procsv.CheckpointManager(tf.train.Checkpoint(v=v, step=step), snapshot_secs=None) as manager:
+        train(manager, 3)
+        raise ValueError
+except ValueError:
+    pass
+train(procsv.CheckpointManager(tf.train.Checkpoint(v=v, step=step), snapshot_secs=0.01), 10)
+"""
+
+
+def test_a_caught_error_does_not_keep_the_next_training_from_saving_and_an_exit_saves_no_half_step(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(LOOP)
+    with launched(tmp_path / "logdir", str(program)) as run:
+        run.assert_completed()
+    saved = tf.train.load_checkpoint(str(tmp_path / "logdir"))
+    assert saved.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 10
+    assert saved.get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE") == 20
