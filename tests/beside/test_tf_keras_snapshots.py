@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import Launched, launched
+from tests.support.launched import launched
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.long
@@ -51,20 +51,15 @@ def program() -> str:
     return "".join((BEFORE, head, FIT, tail.partition("\n")[2], AFTER))
 
 
-def digest(run: Launched) -> str:
-    (found,) = re.findall(r"digest ([0-9a-f]{16})", run.said())
-    return str(found)
-
-
 def test_the_callback_of_the_documentation_keeps_model_and_optimizer(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program())
     with launched(tmp_path / "alone", "train.py", cwd=tmp_path) as run:
         run.assert_completed()
-        wanted = digest(run)
+        wanted = run.digest()
     options = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
     faults = [word for epoch in (4, 11, 20) for word in ("--fault", f"kill trainer at step {epoch}")]
     with launched(tmp_path / "run", *options, *faults, "train.py", cwd=tmp_path) as run:
         run.assert_completed()
         recovered = run.events("recovered")
         assert [entry["source"] for entry in recovered] == ["fresh", "memory", "memory", "memory"]
-        assert digest(run) == wanted
+        assert run.digest() == wanted

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.support import keras_again
-from tests.support.launched import Launched, launched
+from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
@@ -18,16 +17,11 @@ KILL = "kill trainer at step 40"
 BATCHES = 80
 
 
-def ending(run: Launched) -> str:
-    run.assert_completed()
-    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
-
-
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the output of an undisturbed fit."""
     with launched(tmp_path_factory.mktemp("alone") / "run", PROGRAM) as run:
-        return ending(run)
+        return run.digest_at_end()
 
 
 @pytest.mark.parametrize("way", ["callback", "drop-in"])
@@ -37,7 +31,7 @@ def test_a_fit_called_again_after_an_exception_and_then_killed_ends_as_an_undist
     options, program = ((), ()) if way == "callback" else (("--drop-in",), ("--directory", str(tmp_path / "theirs")))
     program = ("--raise-after", "20", "--pause", "0.02", *program)
     with launched(tmp_path / "run", *options, *QUICK, "--fault", KILL, PROGRAM, *program, standby=None) as run:
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         assert [(e["fit"], e["how"]) for e in run.events("fit_begun")] == [
             (1, "fresh"),
             (1, "resumed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -10,21 +9,16 @@ import pytest
 
 from procsv.base import exit_codes
 from tests.support import keras_evaluation
-from tests.support.launched import Launched, launched, procsv
+from tests.support.launched import launched, procsv
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = str(Path(keras_evaluation.__file__))
 
 
-def ending(run: Launched) -> str:
-    run.assert_completed()
-    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
-
-
 def test_an_evaluation_interrupted_by_a_notice_is_repeated_and_no_batch_is_lost(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM) as run:
-        wanted = ending(run)
+        wanted = run.digest_at_end()
     # An evaluation takes longer than a step may.
     with launched(tmp_path / "run", "--hang-timeout", "4s", PROGRAM, "--test-ms", "100", STANDS="1") as run:
         run.wait_for("the second evaluation", lambda: "evaluating" in run.said())
@@ -40,6 +34,6 @@ def test_an_evaluation_interrupted_by_a_notice_is_repeated_and_no_batch_is_lost(
     assert "epoch 2 of 3, batch 10 of 10" in procsv("status", str(tmp_path / "run")).stdout
     assert "epoch 2 of 3, batch 10 of 10" in procsv("report", str(tmp_path / "run")).stdout
     with launched(tmp_path / "run", PROGRAM) as run:
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         assert run.events("recovered")[-1]["step"] == 20
         assert run.status()["fit"] == {"number": 1, "epoch": 3, "epochs": 3, "batch": 10, "batches": 10}

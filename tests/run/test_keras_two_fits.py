@@ -10,7 +10,7 @@ import pytest
 
 from procsv.base import exit_codes
 from tests.support import keras_folds, keras_two_fits, keras_unseeded
-from tests.support.launched import Launched, launched
+from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
@@ -18,16 +18,11 @@ PROGRAM = str(Path(keras_two_fits.__file__))
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
 
 
-def ending(run: Launched) -> str:
-    run.assert_completed()
-    return str(re.findall(r"digest ([0-9a-f]{16})", run.said())[-1])
-
-
 def test_a_finished_fit_is_restored_to_its_end_after_the_next_one_crashes(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
-        wanted = ending(run)
+        wanted = run.digest_at_end()
     with launched(tmp_path / "run", *QUICK, "--fault", "kill trainer at step 38", PROGRAM) as run:
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         assert run.said().count("first fit, a batch") == 20
         assert run.said().count("second fit, a batch") < 50
         assert run.said().count("procsv: fit 1 had ended: ") == 1
@@ -41,16 +36,16 @@ def test_a_finished_fit_is_restored_to_its_end_after_the_next_one_crashes(tmp_pa
             (2, "resumed"),
         ]
     with launched(tmp_path / "run", PROGRAM) as run:  # everything is complete
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         assert run.said().count("fit, a batch") == batches
 
 
 def test_a_fit_resumed_at_its_very_end_counts_as_finished(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick") as run:
-        wanted = ending(run)
+        wanted = run.digest_at_end()
     kills = ("--fault", "kill trainer at step 21", "--fault", "kill trainer at step 38")
     with launched(tmp_path / "run", *QUICK, *kills, PROGRAM) as run:
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         begun = [(e["fit"], e["how"]) for e in run.events("fit_begun")]
         assert begun[2:] == [(1, "ended"), (2, "fresh"), (1, "ended"), (2, "resumed")]
         assert run.said().count("first fit, a batch") == 20
@@ -58,14 +53,14 @@ def test_a_fit_resumed_at_its_very_end_counts_as_finished(tmp_path: Path) -> Non
 
 def test_a_fit_that_has_changed_starts_over_and_so_do_the_fits_after_it(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick", "--epochs", "1") as run:
-        wanted = ending(run)
+        wanted = run.digest_at_end()
     with launched(tmp_path / "run", *QUICK, PROGRAM, STANDS="1") as run:
         run.wait_for("the second fit", lambda: run.said().count("second fit, a batch") > 5)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE
         before = run.said()
     with launched(tmp_path / "run", PROGRAM, "--quick", "--epochs", "1") as run:
-        assert ending(run) == wanted
+        assert run.digest_at_end() == wanted
         assert "fit 1 is not " in run.said()
         said = run.said().removeprefix(before)
         assert said.count("first fit, a batch") == 10

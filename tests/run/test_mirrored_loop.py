@@ -12,7 +12,7 @@ import pytest
 
 from procsv.base import exit_codes
 from tests.support import mirrored_loop
-from tests.support.launched import Launched, launched
+from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
@@ -20,13 +20,6 @@ PROGRAM, STEPS = str(Path(mirrored_loop.__file__)), 100
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
 KILLS = (14, 43, 71)
 ONE_VALUE = re.compile("have one value|do not have the values|All have")
-
-
-def digest(run: Launched) -> str:
-    """Return the digest of its last attempt."""
-    found = re.findall(r"digest ([0-9a-f]{16})", run.said())
-    assert found, run.summary()
-    return str(found[-1])
 
 
 @pytest.mark.parametrize(
@@ -43,12 +36,12 @@ def test_a_killed_loop_ends_with_the_bits_of_an_undisturbed_one(strategy: str, k
     program = (PROGRAM, strategy, kind, str(STEPS))
     with launched(tmp_path / "alone", *program) as run:
         run.assert_completed()
-        wanted = digest(run)
+        wanted = run.digest()
     faults = [word for step in KILLS for word in ("--fault", f"kill trainer at step {step}")]
     with launched(tmp_path / "run", *QUICK, *faults, *program) as run:
         run.assert_completed()
         assert [entry["source"] for entry in run.events("recovered")] == ["fresh", *["memory"] * len(KILLS)]
-        assert digest(run) == wanted
+        assert run.digest() == wanted
         assert not ONE_VALUE.search(run.said())
 
 
@@ -56,7 +49,7 @@ def test_a_loop_resumes_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
     program = (PROGRAM, "mirrored", "float", str(STEPS))
     with launched(tmp_path / "alone", *program) as run:
         run.assert_completed()
-        wanted = digest(run)
+        wanted = run.digest()
     with launched(tmp_path / "run", *QUICK, *program, STANDS_AT="50") as run:
         run.wait_step(30)
         run.kill("watchdog", signal.SIGTERM)
@@ -64,7 +57,7 @@ def test_a_loop_resumes_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
     with launched(tmp_path / "run", *QUICK, *program) as run:
         run.assert_completed()
         assert run.events("recovered")[-1]["source"] == "checkpoint"
-        assert digest(run) == wanted
+        assert run.digest() == wanted
 
 
 TASKS = """

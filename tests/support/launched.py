@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,17 @@ class Launched(Run):
 
     def ask_status(self) -> dict[str, Any]:
         return read_status(find_run(str(self.logdir)))
+
+    def digest(self) -> str:
+        """Return the newest digest that the program has printed."""
+        found = re.findall(r"digest ([0-9a-f]{16})", self.said())
+        assert found, self.summary()
+        return str(found[-1])
+
+    def digest_at_end(self) -> str:
+        """Wait until the training is complete, and return the last digest."""
+        self.assert_completed()
+        return self.digest()
 
 
 LAUNCH = (sys.executable, "-m", "procsv", "launch", "--logdir")
