@@ -27,15 +27,16 @@ from procsv.base.errors import UserError
 from procsv.base.location import local_path
 from procsv.base.plain_values import digest, find_unkept, still
 from procsv.training.keras import private
-from procsv.training.keras.callback_state import Baseline, SavedValue, find_changed_settings
+from procsv.training.keras.callback_state import HASHED_BYTES, Baseline, SavedValue, find_changed_settings
+from procsv.training.keras.content_digest import is_own, set_by_libraries
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
 from procsv.training.summaries.marks import mark_once
 
-_BASELINE = "_procsv_baseline"  # attribute of a callback
-FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", _BASELINE}
+BASELINE = "_procsv_baseline"  # attribute of a callback
+FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", BASELINE}
 # A Keras callback with a `_set_monitor_op` computes both from its arguments at the end of its first epoch.
-FROM_ARGUMENTS = {"monitor_op", "min_delta"}
+FROM_ARGUMENTS = frozenset({"monitor_op", "min_delta"})
 
 _said = set[tuple[str, str]]()  # callbacks and attributes that were already reported as not kept
 
@@ -48,13 +49,21 @@ TAIL_BYTES = 256  # the end of a CSV file, by which the file is recognized
 Files = dict[str, Any]  # the files of one callback, as plain values
 
 
+def watched(callbacks: Sequence[Any], model: Any) -> list[Any]:
+    """Return what may have attributes that are state: the callbacks, and a model of the program's own class."""
+    return [*callbacks, *([model] if is_own(model) else ())]
+
+
 def mark_fresh(callbacks: Sequence[Any]) -> None:
     """Mark the callbacks before `on_train_begin`. A new one is as the program made it."""
     for one in callbacks:
-        baseline = vars(one).get(_BASELINE)
+        baseline = vars(one).get(BASELINE)
         if baseline is None:
-            made = FROM_ARGUMENTS if hasattr(one, "_set_monitor_op") else set[str]()
-            vars(one)[_BASELINE] = Baseline(one, frozenset(FITS_OWN | made))
+            made = FROM_ARGUMENTS if hasattr(one, "_set_monitor_op") else frozenset[str]()
+            if isinstance(one, keras.Model):
+                large = {name for name, value in vars(one).items() if getattr(value, "nbytes", 0) > HASHED_BYTES}
+                made = set_by_libraries(type(one).__mro__) | large
+            vars(one)[BASELINE] = Baseline(one, frozenset(FITS_OWN | made))
         else:
             baseline.start_fit(one)
 
@@ -73,12 +82,12 @@ def mark_again(callbacks: Sequence[Any]) -> None:
 
 def is_set_at_begin(callback: Any, name: str) -> bool:
     """Return whether the callback's `on_train_begin` has set this attribute, as it will in the next attempt."""
-    baseline: Baseline | None = vars(callback).get(_BASELINE)
+    baseline: Baseline | None = vars(callback).get(BASELINE)
     return baseline is not None and baseline.is_set_at_begin(name)
 
 
 def _baseline_of(callback: Any) -> Baseline:
-    found: Baseline = vars(callback)[_BASELINE]
+    found: Baseline = vars(callback)[BASELINE]
     return found
 
 
@@ -106,7 +115,7 @@ def _state_of(callback: Any) -> Any:
     state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)
     if not is_of_keras:
         for name, why in unkept.items():
-            _say_unkept(kind, name, why)
+            _say_unkept(kind, name, why, f"Give {kind} get_state() and set_state(state) if it matters")
     return {
         "kept": {name: tuple(saved) for name, saved in state.items()},
         "settings": baseline.settings,
@@ -114,15 +123,38 @@ def _state_of(callback: Any) -> Any:
     }
 
 
+def read_model(model: Any) -> dict[str, Any]:
+    """Return the attributes that the fit has changed in a model of the program's own class."""
+    if BASELINE not in vars(model):
+        return {}
+    state, unkept = _baseline_of(model).read_state(model)
+    for name, why in unkept.items():
+        if isinstance(vars(model).get(name), list | dict | set):  # everything else may be made of variables
+            _say_unkept(type(model).__qualname__, name, why, "Keep it in a callback or a tf.Variable if it matters")
+    return {name: tuple(saved) for name, saved in state.items()}
+
+
+def write_model(model: Any, kept: dict[str, Any]) -> None:
+    """Restore the attributes of a model of the program's own class."""
+    if kept and BASELINE in vars(model):
+        state = {name: SavedValue(*saved) for name, saved in kept.items()}
+        _say_left(type(model).__qualname__, _baseline_of(model).write_state(model, state))
+
+
+def _say_left(kind: str, left: dict[str, str]) -> None:
+    if left:
+        changes = ", ".join(f"{name} ({why})" for name, why in left.items())
+        log.warning("procsv: %s has changed since the state was saved; the new settings apply: %s", kind, changes)
+
+
 def _is_of_keras(callback: Any) -> bool:
     return type(callback).__module__.partition(".")[0] in ("keras", __name__.partition(".")[0])
 
 
-def _say_unkept(kind: str, name: str, why: str) -> None:
+def _say_unkept(kind: str, name: str, why: str, advice: str) -> None:
     if (kind, name) not in _said:
         _said.add((kind, name))
-        text = "procsv: %s.%s is not kept across a restart: %s.  Give %s get_state() and set_state(state) if it matters"
-        log.warning(text, kind, name, why, kind)
+        log.warning("procsv: %s.%s is not kept across a restart: %s.  %s", kind, name, why, advice)
 
 
 def kinds_of(callbacks: Sequence[Any]) -> list[str]:
@@ -167,10 +199,7 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
     if is_best_only and not _has_its_files(callback, state["files"]):
         kept.pop("best", None)
-    left = find_changed_settings(state["settings"], baseline.settings) | baseline.write_state(callback, kept)
-    if left:
-        changes = ", ".join(f"{name} ({why})" for name, why in left.items())
-        log.warning("procsv: %s has changed since the state was saved; the new settings apply: %s", kind, changes)
+    _say_left(kind, find_changed_settings(state["settings"], baseline.settings) | baseline.write_state(callback, kept))
     if not is_over:
         put_back_files(callback, state["files"])
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import copy
 import datetime
+import dis
 import functools
+import inspect
 import logging
 import mmap
 import random
@@ -80,6 +82,22 @@ def is_own(value: Any) -> bool:
     if isinstance(value, functools.partial):
         return True
     return not is_library(getattr(value if isinstance(value, type) else type(value), "__module__", None) or "")
+
+
+@functools.cache
+def set_by_libraries(bases: tuple[type, ...]) -> frozenset[str]:
+    """Return the attributes that the library classes among `bases` set."""
+    names = set[str]()
+    for base in bases:
+        if not is_library(base.__module__):
+            continue
+        for value in vars(base).values():
+            functions: tuple[Any, ...] = (value.fget, value.fset) if isinstance(value, property) else (value,)
+            for one in functions:
+                code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
+                if code is not None:
+                    names |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return frozenset(names)
 
 
 class ContentDigest:

@@ -26,7 +26,7 @@ from procsv.training.keras import private
 from procsv.training.keras.callbacks import LoggedFiles
 from procsv.training.keras.epochs import Epochs
 from procsv.training.keras.file_writer import FileWriter, sweep
-from procsv.training.keras.fit_start import CHECKPOINTS_MAX, EndedFits, FitStart, warm_up_step
+from procsv.training.keras.fit_start import CHECKPOINTS_MAX, EndedFits, FitStart, trace_step, warm_up_step
 from procsv.training.keras.progress import FitProgress, Options, Series
 from procsv.training.keras.state import FitState, Plain, look_for_counting_ops
 from procsv.training.runtime.context import Runtime
@@ -179,6 +179,9 @@ class Fit:
         self._logged.remove_repeated(
             found.place["callbacks"], lambda: read_program_pids(self._runtime.connection.paths.journal)
         )
+        if found.place.get("model") and not self.model.run_eagerly:
+            # The step is traced with the attributes that it was traced with in an undisturbed fit.
+            trace_step(self.model, self._epochs.element_spec)
         self._progress.put_back_progress(found.place)
 
     # -- steps -----------------------------------------------------------------------------------------------

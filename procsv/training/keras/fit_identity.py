@@ -9,10 +9,7 @@ identity with the newest state. It is pure. When it is in doubt, it has the fit 
 
 from __future__ import annotations
 
-import dis
 import enum
-import functools
-import inspect
 import os
 import re
 import stat
@@ -31,8 +28,8 @@ from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode, find_unkept
 from procsv.training.keras import private
 from procsv.training.keras.callback_state import PATH_CHARS, names_path, refusals_of
-from procsv.training.keras.callbacks import FITS_OWN, is_set_at_begin
-from procsv.training.keras.content_digest import ContentDigest, is_library, is_own, is_time_of_process
+from procsv.training.keras.callbacks import BASELINE, FITS_OWN, is_set_at_begin
+from procsv.training.keras.content_digest import ContentDigest, is_own, is_time_of_process, set_by_libraries
 from procsv.training.keras.epochs import functions_of
 
 Plain = dict[str, Any]
@@ -169,24 +166,9 @@ def own_attributes(one: Any) -> Plain:
     """
     attributes = getattr(one, "__dict__", {})
     if is_own(one):
-        return {name: value for name, value in attributes.items() if name not in _set_by_libraries(type(one).__mro__)}
+        others = {BASELINE, *set_by_libraries(type(one).__mro__)}
+        return {name: value for name, value in attributes.items() if name not in others}
     return {name: value for name, value in attributes.items() if is_own(value)}
-
-
-@functools.cache
-def _set_by_libraries(bases: tuple[type, ...]) -> frozenset[str]:
-    """Return the attributes that the library classes among `bases` set."""
-    names = set[str]()
-    for base in bases:
-        if not is_library(base.__module__):
-            continue
-        for value in vars(base).values():
-            functions: tuple[Any, ...] = (value.fget, value.fset) if isinstance(value, property) else (value,)
-            for one in functions:
-                code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
-                if code is not None:
-                    names |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
-    return frozenset(names)
 
 
 def callback_settings(callback: Any) -> Plain:

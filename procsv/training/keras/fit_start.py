@@ -230,14 +230,14 @@ def build_model(model: Any, epochs: Epochs) -> None:
     try:
         private.build(model, spec)
     except Exception:
-        if not _trace_step(model, spec):
+        if not trace_step(model, spec):
             raise
         return
     if private.has_own_step(model):
-        _trace_step(model, spec)
+        trace_step(model, spec)
 
 
-def _trace_step(model: Any, spec: Any) -> bool:
+def trace_step(model: Any, spec: Any) -> bool:
     """Trace a training step of `model` with batches like `spec`. Return whether that worked."""
     if not private.is_alone(model):
         return False

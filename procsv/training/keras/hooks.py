@@ -15,7 +15,7 @@ from typing import Any
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import position, private
-from procsv.training.keras.callbacks import LoggedFiles, mark_begun, mark_fresh
+from procsv.training.keras.callbacks import LoggedFiles, mark_begun, mark_fresh, watched
 
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
@@ -85,12 +85,13 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
         if not ours and _others and is_fit(caller):
             fit = _others[0](self, epochs)
-        watched = self.callbacks if ours or fit is not None else ()
-        mark_fresh(watched)
-        files = LoggedFiles(watched)
+        is_protected = ours or fit is not None
+        state = watched(self.callbacks, self.model) if is_protected else ()
+        mark_fresh(state)
+        files = LoggedFiles(self.callbacks if is_protected else ())
         original(self, logs)
         files.opened()
-        mark_begun(watched)
+        mark_begun(state)
         if ours:
             fit = ours[0].make_fit(self, epochs)
         if fit is None:

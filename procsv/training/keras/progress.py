@@ -22,7 +22,10 @@ from procsv.training.keras.callbacks import (
     kinds_of,
     mark_again,
     read_callbacks,
+    read_model,
+    watched,
     write_callbacks,
+    write_model,
 )
 from procsv.training.keras.epochs import Epochs, evaluation_data
 from procsv.training.keras.fit_identity import FitIdentity, has_ended, identify
@@ -206,7 +209,7 @@ class FitProgress:
         self.identity: FitIdentity
         self._settings = b""  # of `identity`; a hot standby reads and restores a place before it has an identity
         if series.is_again:
-            mark_again(self._callbacks)
+            mark_again(watched(self._callbacks, self._model))
         self._other_calls: list[list[str]] = []  # the kinds of callbacks in other calls of this fit
         self._results = self._model._get_metrics_result_or_logs
         self.number = series.number
@@ -252,6 +255,7 @@ class FitProgress:
             "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
             "evaluation": self.evaluation.read_evaluation(),
             "callbacks": read_callbacks(self._callbacks),
+            "model": read_model(self._model),
             "calls": self._other_calls,
             "random": read_random(),
             "keys": list(self._series.keys),
@@ -291,6 +295,7 @@ class FitProgress:
         is_over = place["over"]
         self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))
         write_callbacks(self._callbacks, place["callbacks"], is_over)
+        write_model(self._model, place.get("model", {}))
         write_random(place["random"])
         saved = msgspec.convert(place["data"], Saved)
         self.evaluation.go_to(place["evaluation"])

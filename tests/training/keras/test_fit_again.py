@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import procsv
 from procsv.training.keras import backup, hooks
@@ -145,3 +147,50 @@ def test_a_process_with_millions_of_fits_remembers_the_newest_starts() -> None:
     assert keys[:2] == ["a", "a-2"]
     assert keys[-3:] == ["a-3", "new", "0"], "what was begun long ago begins anew"
     assert len(series._begun) == BEGUN_MAX
+
+
+class Counts(keras.Model):
+    """Trains by attributes that are no variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.steps, self.weight = keras.layers.Dense(1), 0, 0.0
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        self.steps += 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2) + self.weight * tf.norm(self.dense.kernel)
+        if self.steps % 3:
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+class Anneal(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.weight += 0.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_the_attributes_of_a_model_are_state(
+    run_eagerly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(directory: str, raises: int) -> Any:
+        monkeypatch.setattr(backup, "numbers", FitNumbers())  # as in another process
+        keras.utils.set_random_seed(3)
+        model = Counts()
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.05), run_eagerly=run_eagerly)
+        with contextlib.suppress(Raised):
+            fit(model, callback(tmp_path / directory), Anneal(), Raise(raises))
+        hooks.abandon_all()
+        return [weight.tobytes() for weight in model.get_weights()], model.steps, model.weight
+
+    wanted = start("alone", 0)
+    for raises in (5, 3):
+        start("run", raises)
+    assert start("run", 0) == wanted
