@@ -9,6 +9,7 @@ thread itself: it only asks the session's owner to close the session, which free
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -112,7 +113,15 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
 def _is_in_a_session(thread: threading.Thread) -> bool:
     """Whether `thread` is in a session call; closing the session ends such a call."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    # Before Python 3.11.9 this call holds the interpreter's list of threads while it makes objects.  A garbage collection
+    # meanwhile may let another thread run, which waits for that list (github.com/python/cpython/issues/106883).
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread.ident or 0)
+    finally:
+        if was_enabled:
+            gc.enable()
     return frame is not None and frame.f_code.co_filename == _SESSION_FILE
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import signal
 import subprocess
 import sys
@@ -330,6 +331,36 @@ def test_a_sessions_own_thread_may_request_a_stop_and_everything_ends(tmp_path: 
             while not supervisor.should_stop():
                 session.run(model.train)
         assert supervisor.coord.joined
+
+
+def _wait_for_input(supervisor: Any, session: Any, get: Any) -> None:
+    with contextlib.suppress(tf.errors.CancelledError), supervisor.stop_on_exception():
+        session.run(get)
+
+
+def test_no_garbage_is_collected_while_the_stack_of_a_blocked_thread_is_read() -> None:
+    """Before Python 3.11.9 a collection in that call could wait for a thread that waits for the call."""
+    collects: list[bool] = []
+
+    def note(_: Any, event: str, called: Any) -> None:
+        if event == "c_call" and called is sys._current_frames:
+            collects.append(gc.isenabled())
+
+    with tf.Graph().as_default():
+        get = tf.queue.FIFOQueue(1, [tf.float32]).dequeue()
+        supervisor = procsv.Supervisor()
+        try:
+            with supervisor.managed_session() as session:
+                thread = threading.Thread(target=_wait_for_input, args=(supervisor, session, get), daemon=True)
+                supervisor.coord.register_thread(thread)
+                thread.start()
+                sys.setprofile(note)
+        finally:
+            sys.setprofile(None)
+        assert not thread.is_alive()
+    assert collects
+    assert not any(collects)
+    assert gc.isenabled()
 
 
 def test_a_supervisor_without_logdir_starts_no_processes() -> None:
