@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -98,3 +99,9 @@ def freeze(pid: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir()
     ):
         time.sleep(0.001)
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Return whether the process ignores that signal, which a service does once it has begun to serve."""
+    found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)

@@ -23,7 +23,7 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system.locks import DirectoryLock
 from procsv.testing.run import Run, start
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, remove_live
-from tests.support.programs import until
+from tests.support.programs import ignores, until
 
 pytestmark = pytest.mark.fault
 
@@ -424,6 +424,8 @@ def test_a_sigterm_to_the_watchdog_asks_the_program_and_one_to_all_ends_it_as_wi
         watchdog = psutil.Process(program.watchdog)
         services = watchdog.children()
         assert len(services) == 2
+        for service in services:
+            program.run.wait_for("a service to ignore it", partial(ignores, service.pid, signal.SIGTERM))
         for process in (watchdog, *services, *([program.run.process] if who == "all" else ())):
             process.send_signal(signal.SIGTERM)
         if who == "watchdog":

@@ -14,6 +14,7 @@ import pytest
 from procsv.base.identity import TRAINER
 from procsv.base.signals import IGNORED, PASSED_ON, STOPS, Default
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
+from tests.support.programs import ignores
 from tests.watchdog.test_main import IDLE, NEWS_S_MAX, Run, launched
 
 pytestmark = pytest.mark.fault
@@ -143,11 +144,6 @@ def has_handler(run: Run, number: signal.Signals) -> bool:
         return beat is not None and bool(beat.handles >> number & 1)
     finally:
         reader.close()
-
-
-def ignores(pid: int, number: signal.Signals) -> bool:
-    found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU])
