@@ -25,6 +25,7 @@ does not depend on Keras.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import enum
@@ -39,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from procsv.base.plain_values import digest, find_unkept, is_same, is_scalar, still
+from procsv.training.keras.content_digest import is_own
 
 ValueMark = Any  # a short scalar is its own mark; other values have a tuple of kind, length and digest
 ABSENT: ValueMark = ("absent", 0, b"")
@@ -69,6 +71,7 @@ class Baseline:
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
+        self._outside: dict[str, tuple[Any, int]] = {}  # containers, and how many items they had
         self.settings = self._read_settings(callback)
 
     def start_fit(self, callback: Any) -> None:
@@ -83,6 +86,11 @@ class Baseline:
         """Mark the callback after `on_train_begin`."""
         self._begun = self._mark(callback)
         self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
+        self._outside = {name: (one, len(one)) for name, one in _containers_outside(callback).items()}
+
+    def find_changed_outside(self) -> list[str]:
+        """Return the names of containers that are no part of the callback, and that the fit has filled or emptied."""
+        return [name for name, (one, size) in self._outside.items() if len(one) != size]
 
     def is_set_at_begin(self, name: str) -> bool:
         """Return whether `on_train_begin` has changed this attribute."""
@@ -225,6 +233,18 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
                 yield from _walk(value, f"{prefix}{name}.", homes, seen)
         else:
             yield f"{prefix}{name}", (holder, name, value)
+
+
+def _containers_outside(callback: Any) -> dict[str, Any]:
+    """Return the lists and the like that the functions of a callback name: globals, and variables of closures."""
+    holders = [callback, *filter(is_own, type(callback).__mro__)]
+    functions = [one for holder in holders for one in vars(holder).values() if inspect.isfunction(one) and is_own(one)]
+    found = dict[str, Any]()
+    for function in functions:
+        with contextlib.suppress(ValueError):  # a variable without a value
+            named = inspect.getclosurevars(function)
+            found |= {**named.globals, **named.nonlocals}
+    return {name: value for name, value in found.items() if type(value) in (list, dict, set, deque)}
 
 
 def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:

@@ -110,6 +110,8 @@ def _state_of(callback: Any) -> Any:
             )
         return still(state)
     baseline = _baseline_of(callback)
+    for name in baseline.find_changed_outside():
+        _say_unkept(kind, name, "it is no part of the callback", "Make it an attribute of a callback if it matters")
     # EarlyStopping holds all weights of the best epoch. It replaces them and never changes them in place.
     is_of_keras = _is_of_keras(callback)
     state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)

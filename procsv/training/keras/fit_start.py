@@ -268,7 +268,8 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
     afterwards, because there may be no state to restore. A failure is logged and harmless.
     """
     # The first step of an unbuilt model draws its weights. Under a strategy each replica needs a batch of its own.
-    if not private.is_built(model) or not private.is_alone(model):
+    # An eager step has nothing to trace.
+    if not private.is_built(model) or not private.is_alone(model) or model.run_eagerly:
         return
     began_s, random = time.monotonic(), read_random()
     private.build(model, epochs.element_spec)

@@ -74,7 +74,7 @@ def test_a_callback_writes_where_todays_program_says(kind: str, tmp_path: Path) 
 
     first, second = made(tmp_path / "original"), made(tmp_path / "copy")
     for callback in (first, second):
-        callback.on_epoch_begin(0)
+        callback.on_epoch_begin(0, {})
     first.on_epoch_end(0, {"loss": 1.0})
     paths = {name: value for name, value in vars(second).items() if "copy" in str(value)}
     assert paths
@@ -114,3 +114,23 @@ def test_what_the_programs_callback_cannot_keep_is_named_once(caplog: pytest.Log
     named = [record.getMessage() for record in caplog.records if "Lazy.function" in record.getMessage()]
     assert len(named) == 1
     assert "class function" in named[0]
+
+
+SEEN = list[int]()
+
+
+def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    losses = list[float]()
+    callback = begin(
+        keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: SEEN.append(epoch),
+            on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]),
+        )
+    )
+    read_callbacks([callback])
+    assert not caplog.text
+    callback.on_epoch_begin(0, {})
+    callback.on_epoch_end(0, {"loss": 1.0})
+    read_callbacks([callback])
+    assert "LambdaCallback.losses is not kept" in caplog.text
+    assert "LambdaCallback.SEEN is not kept" in caplog.text
