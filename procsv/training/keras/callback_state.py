@@ -336,7 +336,7 @@ def _put_value(holder: Any, name: str, saved: SavedValue) -> bool:
     elif type(present) is type(value) is deque:
         value = deque(value, present.maxlen)
     if isinstance(holder, type):
-        setattr(holder, name, value)
+        type.__setattr__(holder, name, value)
     elif hasattr(holder, "__dict__"):
         vars(holder)[name] = value
     else:
