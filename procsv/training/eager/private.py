@@ -210,7 +210,7 @@ def children_of(node: Any) -> list[Any]:
     """
     references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
     children = [] if references is None else list(references)
-    if hasattr(node, "get_slot_names"):
+    if hasattr(type(node), "get_slot_names"):  # asked of a replicated variable itself, it would read the replicas
         for kept in (getattr(node, "_slots", {}), getattr(node, "_non_slot_dict", {})):
             for value in kept.values():
                 children.extend(value.values() if isinstance(value, dict) else [value])
