@@ -292,7 +292,7 @@ class ContentDigest:
                     self.add_value(value)
 
     def _add_class(self, kind: type) -> None:
-        """Add the methods and attributes of a class, and of those of its bases that are no library's."""
+        """Add the methods and attributes of a class, and of its bases that no library defines."""
         for base in kind.__mro__[1:]:
             self.add_value(base)
         for name, value in vars(kind).items():

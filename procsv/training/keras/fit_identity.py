@@ -443,7 +443,7 @@ def find_unseen_settings(mine: FitIdentity) -> list[str]:
 def find_unseen(mine: FitIdentity) -> str:
     """Say why a fit cannot be distinguished from another one."""
     unseen = find_unseen_settings(mine)
-    return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
+    return f"procsv cannot compare its {' and '.join(unseen)} with what the ended fit had"
 
 
 def find_difference(before: Plain, now: Plain) -> str:

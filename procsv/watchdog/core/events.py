@@ -124,7 +124,7 @@ class Ticked(Event, frozen=True):
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
     memory_step: int = NO_STEP
     stopped: frozenset[TaskId] = frozenset()  # the tasks that are frozen by SIGSTOP, or by a debugger
-    traced: frozenset[TaskId] = frozenset()  # those of them that a debugger holds
+    traced: frozenset[TaskId] = frozenset()  # the frozen tasks that a debugger holds
     has_room: bool | None = None  # whether the logdir's disk has room, if it was checked
     # What each quiet service is doing: AT_DISK, STOPPED or "".
     doing: Mapping[TaskId, str] = msgspec.field(default_factory=dict)

@@ -3,9 +3,9 @@
 Used by run.py, one for each task. It feeds events to the lifecycle table and turns the table's
 actions into actions for the event loop. stopping.py ends an attempt, trainer_news.py reads its
 heartbeats and messages, next_start.py decides whether another follows, and trainer_facts.py holds
-what is known of the task. Pure: time and facts are arguments. Each method returns actions in this
-order: those of the part that handled the news, those of the table, then writing run.json if the
-state has changed.
+what is known of the task. Pure: time and facts are arguments. Each method returns first what the
+part that handled the news wants, then what the table wants, and last, if the state has changed, the
+action that writes run.json.
 """
 
 from __future__ import annotations
