@@ -35,7 +35,7 @@ ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "tf Monitored, r
 PLAIN = """#!/bin/bash
 srun --cpus-per-task=1 --kill-on-bad-exit=1 {command}
 code=$?
-if [ $code != 0 ]; then sleep 300 & scontrol requeue $SLURM_JOB_ID && wait; fi
+if [ $code != 0 ]; then scontrol requeue $SLURM_JOB_ID && read -rt 300 <> <(:); fi
 exit $code
 """
 COLUMNS = (

@@ -104,7 +104,7 @@ def test_in_a_batch_job_each_step_is_a_new_start_and_the_script_itself_is_local(
 
 def test_a_requeued_job_is_a_new_start_of_the_run(slurm: SlurmCluster) -> None:
     script = slurm.place / "job.sh"
-    requeue = "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then sleep 300 & scontrol requeue $SLURM_JOB_ID && wait; fi"
+    requeue = "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then scontrol requeue $SLURM_JOB_ID && read -rt 300 <> <(:); fi"
     script.write_text(f"#!/bin/bash\nsrun {' '.join(SAY)} 1 0\n{requeue}\nexit 0\n")
     job = slurm.submit(script, "--nodes=2", "--ntasks=2", "--requeue", "--open-mode=append")
     slurm.start_requeued(job)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,23 @@ def test_the_outermost_installed_package_is_named_while_its_import_lasts(
     assert seen[3:] == [""] * 3
     for name in ("slow_one", "slow_one_inner", "own_one", "own_one_inner"):
         del sys.modules[name]
+
+
+def test_a_module_that_another_thread_imports_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd:
+        __spec__ = ModuleSpec("odd", None, origin=Path("/odd"))  # type: ignore[arg-type]  not text
+
+    def import_one(phase: str, info: object) -> None:  # where another thread may run
+        monkeypatch.setitem(sys.modules, f"imported_meanwhile_{len(sys.modules)}", type(sys)("imported"))
+
+    monkeypatch.setattr(Odd.__spec__, "_initializing", True, raising=False)
+    monkeypatch.setitem(sys.modules, "odd", Odd)
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(import_one)
+    gc.set_threshold(1)
+    try:
+        found = ImportWatch().look()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(import_one)
+    assert found == ""

@@ -217,13 +217,14 @@ class ClassPatch(Patch):
         for name, theirs, _, new in changes:
             setattr(sys.modules[theirs.__module__], name, new)
         new_of = {id(old): (old, new) for _, _, old, new in changes}
-        for module_name, module in list(sys.modules.items()):
+        # Copies in one step: while `list(names.items())` runs, another thread may import.
+        for module_name, module in sys.modules.copy().items():
             if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
                 continue
             # A single scan of some 150,000 values, by identity because some of them have their own ==.
-            if new_of.keys().isdisjoint(map(id, list(vars(module).values()))):
+            if new_of.keys().isdisjoint(map(id, vars(module).copy().values())):
                 continue
-            for attribute, value in list(vars(module).items()):
+            for attribute, value in vars(module).copy().items():
                 old, new = new_of.get(id(value), (None, None))
                 if value is old and old is not None:
                     setattr(module, attribute, new)

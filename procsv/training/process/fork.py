@@ -167,7 +167,7 @@ def _identity_of(path: str) -> _File | None:
 
 
 def _origins() -> Iterator[str]:
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a thread of the program may import
         if name.startswith(GENERATED):  # TensorFlow writes and imports them as it traces; nothing else does
             continue
         if (spec := spec_of(module)) is not None and spec.has_location and spec.origin:
@@ -275,14 +275,14 @@ def note_imported() -> None:
     global _noted_by
     _noted_by = os.getpid()
     _inherited.clear()
-    _inherited.update((name, module) for name, module in sys.modules.items() if name not in ALWAYS)
+    _inherited.update((name, module) for name, module in sys.modules.copy().items() if name not in ALWAYS)
 
 
 def _leave_alone() -> None:
     if os.getpid() == _noted_by or not _inherited:
         return
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))  # keep the modules alive forever
-    rest = {name: module for name, module in sys.modules.items() if module is not _inherited.get(name)}
+    rest = {name: module for name, module in sys.modules.copy().items() if module is not _inherited.get(name)}
     sys.setswitchinterval(1000.0)  # seconds: no thread sees half of the modules
     sys.modules.clear()
     sys.modules.update(rest)

@@ -76,6 +76,9 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
 
     def start_thread(self) -> None:
+        """Raises the error that ended the thread if it was started before."""
+        if self._failure is not None:
+            raise self._failure
         self._thread.start()
 
     @property

@@ -226,9 +226,10 @@ class ImportWatch:
 
 def _find() -> str:
     """Finds the outermost module under import: `sys.modules` lists it first."""
-    for name, module in list(sys.modules.items()):
+    # A copy in one step: while `list(sys.modules.items())` runs, another thread may import.
+    for name, module in sys.modules.copy().items():
         spec = _spec(module)
-        if _is_begun(spec) and SITE in (spec.origin or "") and name.partition(".")[0] != "procsv":
+        if _is_begun(spec) and SITE in str(spec.origin) and name.partition(".")[0] != "procsv":
             return name
     return ""
 
