@@ -1,7 +1,9 @@
 """Encode plain values and decode them to the bit: numbers, text, times, standard containers, NumPy arrays.
 
 Pure.  It serves the state of callbacks and random generators.  It never uses pickle: a restored file
-may come from anywhere, so it can only name the types in this module.
+may come from anywhere, so it can only name the types in this module.  Another thread may change a
+container at any time, and Python refuses to iterate over one that changes: so each is copied in one
+step first.
 """
 
 from __future__ import annotations
@@ -57,14 +59,15 @@ def find_unkept(value: Any, refuse: Mapping[type, Callable[[Any], str]] = NOTHIN
             return f"containers more than {DEPTH_MAX} deep"
         kind = type(one)
         if kind in _SEQUENCES:
-            if light.issuperset(map(type, one)):
-                count += len(one)
+            items = _items_of(one)
+            if light.issuperset(map(type, items)):
+                count += len(items)
             else:
-                waiting += [(item, depth + 1) for item in one]
+                waiting += [(item, depth + 1) for item in items]
         elif kind in _MAPPINGS:
             if kind is defaultdict and one.default_factory not in _FACTORIES.values():
                 return "a defaultdict whose factory is a function of the program"
-            waiting += [(item, depth + 1) for pair in one.items() for item in pair]
+            waiting += [(item, depth + 1) for pair in one.copy().items() for item in pair]
         elif why := _find_fault(one) or (refuse[kind](one) if kind in refuse else ""):
             return why
     return ""
@@ -90,17 +93,21 @@ def still(value: Any, *, shares_arrays: bool = False) -> Any:
     copy = partial(still, shares_arrays=shares_arrays)
     if kind is np.ndarray:
         return value if shares_arrays and value.nbytes > BIG_ARRAY_BYTES else value.copy()
-    if kind in _SEQUENCES and _STILL.issuperset(map(type, value)):
-        return value if kind in (tuple, frozenset) else value.copy()
-    if kind is deque:
-        return deque(map(copy, value), value.maxlen)
     if kind in _SEQUENCES:
-        return kind(map(copy, value))
+        items = _items_of(value)
+        if _STILL.issuperset(map(type, items)):
+            return value if kind in (tuple, frozenset) else value.copy()
+        return deque(map(copy, items), value.maxlen) if kind is deque else kind(map(copy, items))
     if kind in _MAPPINGS:
-        pairs = ((copy(key), copy(item)) for key, item in value.items())
+        pairs = ((copy(key), copy(item)) for key, item in value.copy().items())
         copied = dict(pairs)
         return defaultdict(value.default_factory, copied) if kind is defaultdict else kind(copied)
     return bytearray(value) if kind is bytearray else value
+
+
+def _items_of(value: Any) -> Any:
+    """The items of a sequence, which may change meanwhile only if it is a list."""
+    return value if type(value) in (list, tuple, frozenset) else list(value)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -149,7 +156,7 @@ def _wrap(value: Any, pack: Callable[[Any], bytes]) -> Any:
         return msgspec.msgpack.Ext(code, _packer.encode(items))
 
     def wrap_pairs(mapping: Any) -> list[Any]:
-        return [[wrap(key), wrap(item)] for key, item in mapping.items()]
+        return [[wrap(key), wrap(item)] for key, item in mapping.copy().items()]
 
     kind = type(value)
     if kind is np.ndarray:
@@ -165,13 +172,13 @@ def _wrap(value: Any, pack: Callable[[Any], bytes]) -> Any:
     if kind is tuple:
         return extend(TUPLE, [wrap(item) for item in value])
     if kind is set:
-        return extend(SET, _sort(wrap(item) for item in value))
+        return extend(SET, _sort(wrap(item) for item in list(value)))
     if kind is dict:
         return extend(DICT, wrap_pairs(value))
     if kind is frozenset:
         return extend(NAMED, ["frozenset", _sort(wrap(item) for item in value)])
     if kind is deque:
-        return extend(NAMED, ["deque", [wrap(item) for item in value], value.maxlen])
+        return extend(NAMED, ["deque", [wrap(item) for item in list(value)], value.maxlen])
     if kind is defaultdict:
         factory = next(name for name, known in _FACTORIES.items() if known is value.default_factory)
         return extend(NAMED, ["defaultdict", wrap_pairs(value), factory])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter, OrderedDict, deque
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.base.plain_values import BIG_ARRAY_BYTES, decode, encode, find_unkept, still
+from procsv.base.plain_values import BIG_ARRAY_BYTES, decode, digest, encode, find_unkept, still
+from tests.support.meanwhile import happens_meanwhile
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.text() | st.integers() | st.booleans()
@@ -89,3 +92,23 @@ def test_a_copy_does_not_change_with_its_original_except_for_large_arrays_that_m
     assert copy["a"][0][0] == 0
     assert len(copy["a"]) == 1
     assert (copy["b"] is value["b"]) == (copy["b"][0] == 1) == shares_arrays
+
+
+@pytest.mark.parametrize("make", [dict, OrderedDict, Counter, set, deque, list])
+@pytest.mark.parametrize("read", [find_unkept, still, digest, encode])
+def test_a_container_that_another_thread_changes_meanwhile_is_read(read: Any, make: Any) -> None:
+    filled: Any = make({number: number / 2 for number in range(300)})
+    value, changes = {"of a thread": [filled, (filled, "")]}, iter(range(300, 400))
+
+    def change() -> None:
+        for number in itertools.islice(changes, 1):
+            if make in (deque, list):
+                filled.append(number)
+            elif make is set:
+                filled.add(number)
+            else:
+                filled[number] = 0
+
+    with happens_meanwhile(change):
+        read(value)
+    assert len(filled) > 300

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from procsv.training.runtime.trainer_heartbeat import ImportWatch
+from tests.support.meanwhile import happens_meanwhile
 
 PACKAGE = """
 import looking
@@ -42,20 +43,17 @@ def test_the_outermost_installed_package_is_named_while_its_import_lasts(
 
 
 def test_a_module_that_another_thread_imports_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Odd:
-        __spec__ = ModuleSpec("odd", None, origin=Path("/odd"))  # type: ignore[arg-type]  not text
+    origin: Any = Path("/odd")  # no text
 
-    def import_one(phase: str, info: object) -> None:  # where another thread may run
-        monkeypatch.setitem(sys.modules, f"imported_meanwhile_{len(sys.modules)}", type(sys)("imported"))
+    class Odd:
+        __spec__ = ModuleSpec("odd", None, origin=origin)
 
     monkeypatch.setattr(Odd.__spec__, "_initializing", True, raising=False)
     monkeypatch.setitem(sys.modules, "odd", Odd)
-    thresholds = gc.get_threshold()
-    gc.callbacks.append(import_one)
-    gc.set_threshold(1)
-    try:
+
+    def import_one() -> None:
+        monkeypatch.setitem(sys.modules, f"imported_meanwhile_{len(sys.modules)}", type(sys)("imported"))
+
+    with happens_meanwhile(import_one):
         found = ImportWatch().look()
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(import_one)
     assert found == ""

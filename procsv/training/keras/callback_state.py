@@ -129,7 +129,8 @@ class Baseline:
                 continue
             if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, OF_PROCESS)):
                 continue  # the next attempt's on_train_begin sets it again
-            if why := find_unkept(plain, refusals_of(name)):
+            copied = still(plain, shares_arrays=shares_arrays)
+            if why := find_unkept(copied, refusals_of(name)):  # another thread may have changed the value itself
                 unkept[name] = why
             elif form and not (type(begun) is tuple and begun[0] == mark(value)[0]):
                 unkept[name] = MADE_BY_FIT
@@ -137,9 +138,7 @@ class Baseline:
                 unkept[prefix[:-1]] = MADE_BY_FIT
             else:
                 form = form or ("same" if is_same_object and isinstance(value, REFILLED) else "")
-                state[name] = SavedValue(
-                    first, start, is_changed(start, value), form, still(plain, shares_arrays=shares_arrays)
-                )
+                state[name] = SavedValue(first, start, is_changed(start, value), form, copied)
         return state, unkept
 
     def write_state(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
@@ -238,7 +237,9 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
 def _containers_outside(callback: Any) -> dict[str, Any]:
     """Return the lists and the like that the functions of a callback name: globals, and variables of closures."""
     holders = [callback, *filter(is_own, type(callback).__mro__)]
-    functions = [one for holder in holders for one in vars(holder).values() if inspect.isfunction(one) and is_own(one)]
+    functions = [
+        one for holder in holders for one in vars(holder).copy().values() if inspect.isfunction(one) and is_own(one)
+    ]
     found = dict[str, Any]()
     for function in functions:
         with contextlib.suppress(ValueError):  # a variable without a value
@@ -249,7 +250,7 @@ def _containers_outside(callback: Any) -> dict[str, Any]:
 
 def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a class that are plain values, neither methods nor Python's own."""
-    for name, value in vars(kind).items():
+    for name, value in vars(kind).copy().items():  # another thread may change it
         is_data = is_scalar(value) or isinstance(value, (*REFILLED, tuple, frozenset, enum.Enum))
         if is_data and not (name.startswith("__") and name.endswith("__")):
             yield name, value

@@ -61,7 +61,7 @@ def mark_fresh(callbacks: Sequence[Any]) -> None:
         if baseline is None:
             made = FROM_ARGUMENTS if hasattr(one, "_set_monitor_op") else frozenset[str]()
             if isinstance(one, keras.Model):
-                large = {name for name, value in vars(one).items() if getattr(value, "nbytes", 0) > HASHED_BYTES}
+                large = {name for name, value in vars(one).copy().items() if getattr(value, "nbytes", 0) > HASHED_BYTES}
                 made = set_by_libraries(type(one).__mro__) | large
             vars(one)[BASELINE] = Baseline(one, frozenset(FITS_OWN | made))
         else:

@@ -164,7 +164,7 @@ def own_attributes(one: Any) -> Plain:
 
     If the class is the program's own, too, that is every attribute that no code of Keras sets.
     """
-    attributes = getattr(one, "__dict__", {})
+    attributes = getattr(one, "__dict__", {}).copy()  # another thread may change it
     if is_own(one):
         others = {BASELINE, *set_by_libraries(type(one).__mro__)}
         return {name: value for name, value in attributes.items() if name not in others}
@@ -179,7 +179,7 @@ def callback_settings(callback: Any) -> Plain:
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {}  # the callback itself decides what belongs to a fit
     found = Plain()
-    for name, value in vars(callback).items():
+    for name, value in vars(callback).copy().items():  # another thread may change it
         is_time = type(value) is float and is_time_of_process(value)
         if name in FITS_OWN or is_time or is_set_at_begin(callback, name):
             continue
