@@ -32,13 +32,13 @@ def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: in
     faults = [word for step in steps for word in ("--fault", f"kill trainer at step {step}")]
     with launched(logdir, *QUICK, *faults, str(Path(keras_kinds.__file__)), kind) as run:
         code, said = run.wait_end(), run.said()
-        killed = len(run.events("exited", role="trainer")) - 1
+        ends = [entry["evidence"] for entry in run.events("exited", role="trainer")][:-1]
     where = f"{kind}, killed at {steps}"
     wrong = [] if code == 0 else [f"{where}: exit code {code}: {said[-1500:]}"]
     if code == 0 and f"{kind}: {wanted}" not in said.splitlines():
         wrong.append(f"{where}: it ended with other bits than the fit that was left alone")
-    if code == 0 and killed != kills:
-        wrong.append(f"{where}: it was killed {killed} times")
+    if code == 0 and len(ends) != kills:
+        wrong.append(f"{where}: it was restarted {len(ends)} times: {ends}")
     return wrong
 
 
