@@ -47,7 +47,7 @@ class Peer(msgspec.Struct):
     inbox: Inbox = msgspec.field(default_factory=Inbox)
     task: TaskId | None = None  # None until its first message
     incarnation: int = 0
-    is_reachable: bool = True  # as the last message showed, sent or received
+    is_reachable: bool = True  # False if the last message to it found no connection
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -310,7 +310,7 @@ class ServerEndpoint(Endpoint):
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """Ignores all other connections of the task of `who`, a process that replaces a dead one.
+        """Ignores all other connections of the task at `who`, whose process replaces a dead one.
 
         Messages still queued on any connection of the task, even for `who`, were meant for the dead
         process and are dropped.

@@ -1,6 +1,6 @@
 """Encode plain values and decode them to the bit: numbers, text, times, standard containers, NumPy arrays.
 
-Pure.  It serves the state of callbacks and random generators.  It never uses pickle: a restored file
+Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored file
 may come from anywhere, so it can only name the types in this module.  Another thread may change a
 container at any time, and Python refuses to iterate over one that changes: so each is copied in one
 step first.
@@ -106,7 +106,7 @@ def still(value: Any, *, shares_arrays: bool = False) -> Any:
 
 
 def _items_of(value: Any) -> Any:
-    """The items of a sequence, which may change meanwhile only if it is a list."""
+    """Returns the items of a sequence in a form that stays iterable while another thread changes the sequence."""
     return value if type(value) in (list, tuple, frozenset) else list(value)
 
 

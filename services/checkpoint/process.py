@@ -234,7 +234,7 @@ class CheckpointService:
         heartbeat.phase = Phase.SAVE if self._core.saving.current is not None else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
-        # `moved` is the count of progress that running jobs have made, plus 1; 0 if none runs that can show any.
+        # `moved` is 1 plus the progress that the running jobs have counted; 0 if no running job can show progress.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
         made = progress_counter.value() if is_busy and self._tools.start.has_local_logdir else None
         heartbeat.moved = 0 if made is None else made + 1

@@ -51,7 +51,7 @@ class Discard(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Remove what earlier attempts of this task than `incarnation` left in shared memory."""
+    """Remove what attempts of this task before `incarnation` left in shared memory."""
 
     task: TaskId
     incarnation: int

@@ -383,7 +383,7 @@ class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
 
 
 class StateNotFetched(Entry, frozen=True, kw_only=True, tag="state_not_fetched"):
-    """A task on another machine could not fetch the chief's state from memory, and starts from a checkpoint of it."""
+    """A task on another machine could not fetch the chief's state from memory, so it starts from the checkpoint."""
 
     step: Step
     why: str

@@ -59,7 +59,7 @@ class SavedValue(NamedTuple):
     first: ValueMark
     start: ValueMark
     is_of_fit: bool  # this fit has changed it; if False, an earlier fit has
-    form: str  # how it goes into today's object (`take_apart`); "same": it was the same object throughout
+    form: str  # how to restore it (`take_apart`); "same": into today's object, as the fit never replaced that
     value: Any
 
 
@@ -100,7 +100,7 @@ class Baseline:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 
     def _read_settings(self, callback: Any) -> dict[str, ValueMark]:
-        """Read the marks of arguments that are kept under their names, except paths."""
+        """Read the marks of constructor arguments that became attributes of the same name, except paths."""
         try:
             parameters = inspect.signature(type(callback)).parameters
         except (TypeError, ValueError):  # a class without a Python signature
@@ -235,7 +235,7 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
 
 
 def _containers_outside(callback: Any) -> dict[str, Any]:
-    """Return the lists and the like that the functions of a callback name: globals, and variables of closures."""
+    """Return the containers outside a callback that its functions use: globals, and variables of closures."""
     holders = [callback, *filter(is_own, type(callback).__mro__)]
     functions = [
         one for holder in holders for one in vars(holder).copy().values() if inspect.isfunction(one) and is_own(one)

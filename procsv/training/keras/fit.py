@@ -85,7 +85,7 @@ class Fit:
         self._ended = EndedFits(runtime.connection.paths.home / "fits")
         self._logs: Any = None  # of the last batch; on a GPU the values may still be on their way
         self._saved: Durable | None = None  # the newest checkpoint
-        self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
+        self._found_end: Plain | None = None  # the place of the state that was found, if a fit had ended there
         self._state: FitState | None = None
         self._controller = EagerController(
             runtime, options.make_plan(), options.snapshot_s, self._make_source, self._note_durable
@@ -109,7 +109,10 @@ class Fit:
         return self._state
 
     def _read_place(self) -> Plain:
-        """Return the place for a capture. It waits for the batch and its loss anyway."""
+        """Return the place for a capture: all progress of the fit, as plain values.
+
+        Reading the loss waits for the batch, but so does the capture.
+        """
         self._runtime.heartbeat.show_loss(read_loss(self._logs, self._progress.read_step()))
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
             return self._found_end
@@ -140,10 +143,9 @@ class Fit:
             raise
 
     def put_back_end(self) -> bool:
-        """After `on_epoch_begin`, restore a state at the end of an epoch.
+        """After `on_epoch_begin`, restore the saved state if it is from the end of an epoch.
 
-        Return whether there was one. If so, the callbacks begin the next epoch again, from that
-        state.
+        Return whether it is. If so, the callbacks begin the next epoch again, from that state.
         """
         found = self._start.found
         if not self._is_first_epoch or found is None or not found.place["over"]:
@@ -180,7 +182,8 @@ class Fit:
             found.place["callbacks"], lambda: read_program_pids(self._runtime.connection.paths.journal)
         )
         if found.place.get("model") and not self.model.run_eagerly:
-            # The step is traced with the attributes that it was traced with in an undisturbed fit.
+            # An undisturbed fit traces its step before training changes the model's attributes, so trace the step here,
+            # before `put_back_progress` restores the changed ones.
             trace_step(self.model, self._epochs.element_spec)
         self._progress.put_back_progress(found.place)
 
@@ -213,8 +216,8 @@ class Fit:
 
     # -- evaluations -----------------------------------------------------------------------------------------
     def begin_evaluation(self) -> None:
-        """Before `on_test_begin`, hold the state of training. All steps of the epoch have ended,
-        and the metrics are not reset yet.
+        """Before `on_test_begin`, keep the state of training, to save it or to return to it. All steps
+        of the epoch have ended, and the metrics are not reset yet.
         """
         evaluation = self._progress.evaluation
         evaluation.follow_data()
@@ -245,9 +248,9 @@ class Fit:
     def _end_step(self) -> None:
         """End a step, without ever saving a stop request as state.
 
-        The program or callback that decided to stop at this step decides again after a restart,
-        from the state before the step. A request that comes because the run ends does not come
-        again. Then the state at this step counts, without the request.
+        If the program or a callback stops the fit at this step, do not save the step: after a
+        restart it decides again, from the state before the step. If the fit is stopped because the
+        run ends, that will not happen again, so save the step, but not the stop request.
         """
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"
@@ -255,7 +258,7 @@ class Fit:
             self._progress.stop = "asked"
             return
         if self.model.stop_training:
-            # This step counts. The early end that the program makes of it does not.
+            # Save this step. It is not the end of the fit, because the program stops early only for the run's end.
             self._progress.stop = "run"
             self._request_checkpoint()
         training.boundary.end_step()
@@ -335,7 +338,7 @@ class Fit:
             self._own.delete_backups()
 
     def _save_end(self) -> None:
-        if self._controller.training is None:  # no epoch was left to train: the state that was found is the end
+        if self._controller.training is None:  # no epoch was left to train: the state that was found is the final one
             if self._found_end is None:
                 return
             self._controller.start_with(self._make_source(), self._start.origin)

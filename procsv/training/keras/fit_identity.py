@@ -47,7 +47,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
 _SPECS = (tf.TypeSpec, tf.TensorShape, tf.DType)
 _DESCRIBED = (tf.data.Dataset, tf.Tensor, tf.Variable, keras.Variable, keras.Layer)
 
-# Files that the data name count by content up to this, and beyond it by size and time.
+# Files whose paths are in the data count by content up to these totals, and beyond them by size and time.
 FILES_READ_MAX = 1000
 FILE_BYTES_READ_MAX = 64 << 20
 _REMOTE = re.compile(r"(gs|s3|hdfs|viewfs|az|abfs)://")
@@ -216,8 +216,8 @@ def _digest_weights(model: Any) -> str:
 class _FitDigest(ContentDigest):
     """A digest that also knows the objects of Keras and TensorFlow.
 
-    Files that the data name are part of the data. Elsewhere a path is where something goes, and
-    does not count.
+    If the data contain a file's path, the file is part of the data. Elsewhere a path says where to
+    write, and does not count.
     """
 
     def __init__(self, is_data: bool = False) -> None:
@@ -240,7 +240,7 @@ class _FitDigest(ContentDigest):
             self._add_file(os.fspath(value))
 
     def _add_file(self, name: str | bytes) -> None:
-        """Add the file that a text of the data names, if it does: by content, or by size and time if there are many."""
+        """If a text in the data is a path, add the file there: by content, or by size and time if there are many."""
         if not 1 < len(name) <= PATH_CHARS:
             return
         name = os.fsdecode(name)
@@ -387,8 +387,8 @@ def has_ended(place: Plain, launch_s: float) -> bool:
 
     By the value of `stop`: "" and "decided" mean yes: it reached its last epoch, or a callback
     ended it. "run" means no: the run was ending. "asked" is an unexplained request, perhaps from a
-    signal or for lack of time. The launch that saw it also saw the program go on, so there the fit
-    has ended. Any later launch trains on, and the program decides again whether to stop.
+    signal or for lack of time. If the program went on after it in the same launch, the fit has
+    ended. A later launch trains on, and the program decides again whether to stop.
     """
     is_same_launch = launch_s > 0.0 and place["launch"] == launch_s
     return place["stop"] in ("", "decided") or (place["stop"] == "asked" and is_same_launch)

@@ -1,8 +1,9 @@
 """Link: the trainer's one thread that talks to the watchdog and the services.
 
-Other threads pass it messages (`send_reliable`, `ask`) and never touch a socket.  Its ticks write
-the heartbeat (context.py).  It notices the lifeline and signals first, even while the main thread
-is in a C call.  It decides nothing: it passes received messages to handlers.
+Other threads pass it messages (`send_reliable`, `ask`) and never touch a socket.  It is a thread,
+not an asyncio loop, because the program owns the main thread and may be in a C call there for
+minutes.  Meanwhile this thread writes the heartbeat at its ticks (context.py), and is the first to
+notice the lifeline and signals.  It decides nothing: it passes received messages to handlers.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Link:
                 with contextlib.suppress(OSError):  # no room, or no descriptor: it tries again at the next tick
                     listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
-                return  # closing a stream has flushed it
+                return  # event records need no check: closing their stream waits until they are written
             news = waiter.wait(TICK_S if self._ending_by_s is None else 0.02)
             for thing in news:
                 if thing == self._wake_fd:

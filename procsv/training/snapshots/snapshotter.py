@@ -62,7 +62,7 @@ class Snapshotter:
         self._publisher = SnapshotPublisher(
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
-        self._runs_seen = -1  # the worker's: finished calls at its last look
+        self._runs_seen = -1  # how many calls had finished when the worker last looked, or when the stop was requested
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
@@ -110,7 +110,7 @@ class Snapshotter:
     def request_stop_save(self, want: Reason) -> None:
         """Requests the last state of a program that must end.
 
-        The snapshot is taken before the program's end if need be.
+        Most programs end by themselves first and save a later state.  Otherwise, this one is taken.
         """
         with self._change() as queue:
             if not queue.is_stopping:
@@ -120,14 +120,17 @@ class Snapshotter:
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
         """Publishes a snapshot of the present state, between two calls of the training thread.
 
-        Any thread but the worker may call it.  With `reuses`, a request since the last call ended
-        will do.  Raises TimeoutError if no slot becomes free.
+        Any thread but the worker may call it.  With `reuses`, a snapshot that was requested after
+        the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
-        """Captures a pinned snapshot now, for the worker to copy; its `failure` says why not."""
+        """Captures a pinned snapshot now; the worker copies it later.
+
+        If the capture fails, the record's `failure` says why.
+        """
         self.reserve_early()
         return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=SnapshotState.CAPTURED)))
 
@@ -155,9 +158,10 @@ class Snapshotter:
         return record
 
     def _has_come_far(self, record: Record) -> bool:
-        """Whether the caller of `record` may stop waiting.
+        """Whether `record` has come far enough for the thread that waits for it.
 
-        When the run is to end, only the end of the session waits for a disk.
+        Once the run is to end, a capture is enough even if a checkpoint was asked for: only the end
+        of the session then waits for the disk.
         """
         until = record.request.until
         return record.state >= (

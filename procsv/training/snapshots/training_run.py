@@ -205,7 +205,7 @@ class TrainingRun:
 
     def _end_if_overdue(self) -> None:
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
-        is_main = threading.current_thread() is threading.main_thread()  # an exit of another thread ends only that
+        is_main = threading.current_thread() is threading.main_thread()  # in others SystemExit ends only the thread
         if is_main and self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
             text = f"{share_s:.0f} s after the stop request the program still trains: procsv ends it after this step"
             say(text)  # the program may have silenced its log
@@ -391,8 +391,7 @@ class GoneDirectory:
 
     While the program trains, saves are retried without end: a filesystem may come back, or the user
     may restore the directory. At the end of a program without `procsv launch`, a user waits for the
-    process to end, so the retries must stop. If `directory` is None nobody waits, and they never
-    stop.
+    process to end, so the retries must stop. If `directory` is None, the retries never stop.
     """
 
     def __init__(self, directory: Path | None, clock: Clock) -> None:

@@ -14,7 +14,7 @@ order:
        At a tick: the tasks one by one (heartbeat, room on the disk, hang), tasks that wait in vain,
        the services' hangs, and the deadlines of the tasks
     2  tell the service that keeps the chief's state that the chief has died
-    3  if the run ends: ask the tasks to end whose turn it is, then drop starts under way
+    3  if the run ends: ask the next tasks, in order, to end (end/ending.py); drop starts under way
     4  if the run ends and no task is left: ask the services to finish, or kill them; finally Quit
     5  the starts of services that are due, because one may have died in 1
 """

@@ -35,7 +35,7 @@ CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
 RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
 WAIT_S_MIN = 0.005  # keeps the loop from spinning on a past deadline that changes nothing
-COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of its events
+COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of --on-event
 
 
 class Reactor:

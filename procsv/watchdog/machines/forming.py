@@ -54,7 +54,7 @@ OUTLIVE_S = 0.5  # publish our term again before members accept a stale refusal 
 SAID_AFTER_S = 5.0  # when to report which launches are missing
 REPLACED = "a newer launch with the same task has joined the run and replaces this one"
 REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
-ASKED_S_MAX = 5.0  # how long to answer the other members, if no file tells them
+ASKED_S_MAX = 5.0  # how long to wait for members that ask, to refuse them, if no file tells them
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]

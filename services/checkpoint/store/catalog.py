@@ -61,7 +61,7 @@ class LocalListing(Listing):
     def move_aside(self, path: str) -> None:
         files = names.all_files(path)
         if not files or os.path.realpath(Path(path).parent) != os.path.realpath(self.directory):
-            return  # what a copied list names elsewhere belongs to somebody else, who may be writing it
+            return  # a copied list may name files elsewhere, which another run may be writing
         base = Path(names.base_of(path))
         target = base.with_name(base.name + ".rejected")
         number = 2

@@ -31,7 +31,7 @@ class CheckpointFiles(Protocol):
         """
 
     def check_lease(self) -> None:
-        """Raise OSError if another machine has taken the logdir, where nothing may be written or removed then."""
+        """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
 
     def recover(self) -> None:
         """Finish what the previous service had begun, except what needs a plan."""
@@ -72,4 +72,4 @@ class CheckpointFiles(Protocol):
         """Give another writer's checkpoint its manifest, and repair the list."""
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
-        """Assign a checkpoint to the supervised Saver that was adopted as another Saver's."""
+        """Assign to the supervised Saver a checkpoint that was adopted as another Saver's."""

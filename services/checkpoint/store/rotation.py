@@ -136,9 +136,9 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[str]:
-    """Return listed checkpoints that other writers saved during this run, of a later step than ours.
+    """Return the listed checkpoints of a later step than `step` that other writers saved during this run.
 
-    An older one is what the run began with. The program may have set the step back since.
+    One from before the run does not count, because the program may have set the step back since.
     """
     others = (c for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
     return frozenset(c.path for c in others if began is None or time_of_external(c) >= began)

@@ -110,7 +110,7 @@ class Listing(ABC):
         return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
-        """Verify, and once more after an OSError: a transient error must not cost the steps since an older one."""
+        """Verify, and once more after an OSError: a transient error must not lead to an older checkpoint."""
         try:
             return self.verify_checkpoint(path)
         except OSError:

@@ -46,7 +46,7 @@ class StagingAreas:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
 
     def check_lease(self) -> None:
-        """Raise OSError if another machine has taken the logdir, where nothing may be written or removed then."""
+        """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
         for lease in self._leases.values():
             if (taken := lost_to(lease, self._run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
