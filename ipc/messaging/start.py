@@ -1,11 +1,13 @@
-"""Pass a new process its configuration in one environment variable, and build the argv that people see.
+"""Pass a new process its configuration in its environment, and build the argv that people see.
 
-The watchdog writes the variable, or a program that starts its watchdog itself.  The started process
-reads it once and removes it from its environment before any of the user's code runs.
+The watchdog writes it there, or a program that starts its watchdog itself.  The started process reads it
+once and removes it from its environment before any of the user's code runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -28,7 +30,8 @@ from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
-VARIABLE = "PROCSV_START"
+VARIABLE = "PROCSV_START"  # the rest of a long text is in PROCSV_START_1 and so on
+PIECE_CHARS = 2**16  # in one variable; the system takes 128 KiB, and the arguments alone may be longer
 TRAINING = "procsv.training"
 OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv did not start; it ends after the program
 LATER = "stdin"  # as the variable's value: the Start comes on standard input once the process is needed
@@ -126,7 +129,9 @@ class Start(msgspec.Struct, frozen=True):
         return self.task == self.chief
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        return {**base, VARIABLE: self.text()}
+        text = self.text()
+        pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
+        return {**base, **{_variable(number): piece for number, piece in enumerate(pieces)}}
 
     def text(self) -> str:
         # json, because msgspec's encoder cannot carry arguments that are not UTF-8 unchanged.
@@ -162,8 +167,10 @@ def safe_path() -> list[str]:
     Returns nothing if procsv itself is imported from the working directory.  The trainer's bootstrap
     gives the program the path that it would have had.
     """
-    is_in_tree = Path(procsv.__file__).resolve().parents[1] == Path.cwd()
-    return [] if is_in_tree else ["-P"]
+    with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
+        if Path(procsv.__file__).resolve().parents[1] == Path.cwd():
+            return []
+    return ["-P"]
 
 
 def _interpreter_options() -> list[str]:
@@ -181,6 +188,10 @@ def _interpreter_options() -> list[str]:
     return found
 
 
+def _variable(number: int) -> str:
+    return f"{VARIABLE}_{number}" if number else VARIABLE
+
+
 def take_start(task: TaskId) -> Start:
     """Takes this process's Start out of its environment.  The process runs the module of `task`."""
     text = os.environ.pop(VARIABLE, None)
@@ -190,6 +201,10 @@ def take_start(task: TaskId) -> Start:
         raise SystemExit(
             f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
+    for number in itertools.count(1):
+        if (piece := os.environ.pop(_variable(number), None)) is None:
+            break
+        text += piece
     start = Start.from_text(text)
     if module_of(start.task) != module_of(task):
         raise ProcsvBug(f"started as {start.task}, but this is {module_of(task)}")

@@ -147,15 +147,18 @@ ENDS = """
 import os, signal
 read, write = os.pipe()
 if not os.fork():
-    os.setsid()
+    {session}
     os.write(write, b"x")
     while True: signal.pause()
 os.read(read, 1)
 """
 
 
-def test_row_54_a_successful_programs_leftover_processes_end_with_it_and_are_named(tmp_path: Path) -> None:
-    with running(tmp_path, ENDS) as run:
+@pytest.mark.parametrize("session", ["os.setsid()", "pass"], ids=["a session of its own", "its session"])
+def test_row_54_a_successful_programs_leftover_processes_end_with_it_and_are_named(
+    tmp_path: Path, session: str
+) -> None:
+    with running(tmp_path, ENDS.replace("{session}", session)) as run:
         assert run.wait_end() == 0
     assert run.said().count("left running: process ") == 1
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -111,3 +112,16 @@ def test_deaths_by_the_fault_plan_are_named_as_such_in_the_journal_on_the_termin
         assert f" ({faults[0]}): SIGKILL, at step 20" in run.said()
         assert "sender unknown" not in run.said()
         assert faults[0] in (run.logdir / "procsv" / "crashes" / "1.txt").read_text()
+
+
+def test_a_run_whose_working_directory_was_deleted_and_made_again_restarts_there(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "train.py").write_text("from tests.support.numpy_training import main\nmain(10**6, 0.01)\n")
+    with launched(tmp_path / "logdir", "train.py", cwd=app) as run:
+        run.wait_for("a snapshot", partial(has_snapshot_after, run, 0))
+        new = shutil.copytree(app, tmp_path / "new")
+        shutil.rmtree(app)
+        new.rename(app)
+        run.kill("trainer")
+        assert run.wait_event("recovered", 2)[1]["source"] == "memory"

@@ -1,4 +1,4 @@
-"""A run works with a logdir and an argument whose bytes are not UTF-8."""
+"""A run works with a logdir and an argument whose bytes are not UTF-8, and with very many arguments."""
 
 from __future__ import annotations
 
@@ -54,6 +54,26 @@ def test_a_run_with_bytes_that_are_not_utf_8_saves_resumes_from_memory_is_found_
             done = procsv(words[0], str(logdir), *words[1:])
             assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
         assert r"run-caf\udce9" in page.read_text()
+
+
+MANY = """
+import sys
+print("arguments", len(sys.argv) - 1, flush=True)
+
+from tests.support.numpy_training import main
+main(10**6, 0.01, 1)
+"""
+
+
+def test_a_run_with_more_arguments_than_fit_into_one_variable_begins_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MANY)
+    many = [f"data/part-{number:05}" for number in range(12_000)]
+    for launch in (1, 2):
+        with launched(tmp_path / "run", "train.py", *many, cwd=tmp_path) as run:
+            run.wait_event("recovered", launch)
+            assert "arguments 12000" in run.said()
+            assert procsv("stop", str(run.logdir)).returncode == 0
+            assert run.wait_end() == 75
 
 
 FIT = """

@@ -10,6 +10,7 @@ Every process uses it.  It deletes nothing; cleanup.py and stale_memory.py do.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -213,8 +214,10 @@ def _temporary() -> Path:
 
 def shorten_path(path: str) -> str:
     """Makes a path in the working directory relative, for people.  Leaves any other as it is."""
-    inside = not is_remote(path) and Path(path).is_relative_to(Path.cwd())
-    return os.path.relpath(path) if inside else path
+    with contextlib.suppress(OSError):  # the working directory was deleted
+        if not is_remote(path) and Path(path).is_relative_to(Path.cwd()):
+            return os.path.relpath(path)
+    return path
 
 
 def name_logdir(logdir: str, paths: RunPaths) -> str:

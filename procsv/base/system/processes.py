@@ -133,15 +133,23 @@ class Child:
                 os.killpg(self.pid, number)
         _signal_each(strays, number)
 
-    def reap(self) -> Exit:
-        """Kills the rest of the child's group and takes its exit status; call after `has_ended`."""
+    def reap(self, *, spares_rest: bool = False) -> Exit:
+        """Takes the child's exit status and kills the rest of its group; call after `has_ended`.
+
+        `spares_rest`: not if the exit code is 0, because the caller names what is left before it kills that.
+        """
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill_group(self.pid)  # the zombie still holds the pid, so no other group is hit
+                if not (spares_rest and self._has_succeeded()):
+                    kill_group(self.pid)  # the zombie still holds the pid, so no other group is hit
             code = self._process.wait()
             os.close(self.pidfd)
             self.exit = Exit(None, -code) if code < 0 else Exit(code, None)
         return self.exit
+
+    def _has_succeeded(self) -> bool:
+        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
 
 
 class ExternalProcess:

@@ -116,6 +116,8 @@ class StandbyProcess:
             assert isinstance(word, BecomeTrainer), "the watchdog says nothing else"
             if changed := files.changed():
                 self._line.send(Unfit(f"{changed} has been changed since it was imported"))
+            elif _is_homeless():
+                self._line.send(Unfit("its working directory was deleted"))
             elif self._why_no_fork():
                 self._become(word, given)
                 self._line.send(TrainerBegun())
@@ -205,6 +207,12 @@ class StandbyProcess:
 
     def _as_task(self, task: TaskId, incarnation: int) -> Start:
         return msgspec.structs.replace(self._start, task=task, incarnation=incarnation, standby_fd=-1)
+
+
+def _is_homeless() -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return not os.getcwd()
+    return True
 
 
 def _die_with_watchdog(lifeline_fd: int) -> None:

@@ -29,6 +29,8 @@ from procsv.watchdog.edge.opening.run_lock import OpenRequest, Wait
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals, Unwanted, wait_unless_stopped
 
+WHAT_CHARS_MAX = 1000  # of a command line in a lease, which has to stay small; a program may have a million arguments
+
 
 class Launch(NamedTuple):
     start: Start
@@ -49,7 +51,7 @@ class Launch(NamedTuple):
         """
         return OpenRequest(
             paths=self.start.paths,
-            us=_make_lease(self.start, what, self.clock.wall()),
+            us=_make_lease(self.start, what[:WHAT_CHARS_MAX], self.clock.wall()),
             clock=self.clock,
             grace_s=self.start.settings.grace_s,
             wait=wait,

@@ -93,7 +93,7 @@ class ObservedProgram:
         me = os.getpid()
         self._process.signal_tree(number, sparing=frozenset({me, *(child.pid for child in descendants(me))}))
 
-    def reap(self) -> Exit:
+    def reap(self, *, spares_rest: bool = False) -> Exit:
         self._news.close()
         self._process.close()
         return Exit(self._code, None)

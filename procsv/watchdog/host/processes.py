@@ -77,6 +77,7 @@ class Processes(msgspec.Struct):
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
+    _home: Path = Path()
     # Descriptors of the newest trees' locks, which we only inspect.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
     _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
@@ -89,6 +90,8 @@ class Processes(msgspec.Struct):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
+        with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
+            self._home = Path.cwd()
         self._usage.cpu_percent()  # the first reading is the base of the next
         # Do not end processes that the shell started before it became us by exec.
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
@@ -101,6 +104,7 @@ class Processes(msgspec.Struct):
         if task == TRAINER and self.observed is not None:
             self.observed.opened(incarnation, self.heirs.fd)
             return self.list_child(task, incarnation, self.observed)
+        self._return_home()
         paths = self.start.paths
         log = paths.log(task, incarnation)
         prune_logs(log)
@@ -134,6 +138,14 @@ class Processes(msgspec.Struct):
                 end.close()
         failpoint("watchdog.after_exec")  # if we are killed here, the unknown child finds its lifeline broken
         return self.list_child(task, incarnation, child, line)
+
+    def _return_home(self) -> None:
+        """Enter the working directory again if it was deleted and made again, as by a deployment."""
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):  # it is not there again
+                os.chdir(self._home)
 
     def _environment(self, start: Start) -> dict[str, str]:
         environment, task = start.environment(self.environment), start.task
@@ -219,7 +231,8 @@ class Processes(msgspec.Struct):
             self.end_talk(running)
             if running.task.runs_program and running.child is not self.observed:  # an observed program may live on
                 self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
-            dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
+            exit = running.child.reap(spares_rest=running.task.runs_program)
+            dead.append(Dead(running.task, running.incarnation, running.child.pid, exit))
         return dead
 
     def end_talk(self, running: RunningChild) -> None:

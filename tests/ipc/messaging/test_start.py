@@ -97,6 +97,22 @@ def test_a_process_started_as_another_role_is_a_bug(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.fault
+def test_as_many_arguments_arrive_as_a_command_line_can_have(tmp_path: Path) -> None:
+    source = """
+import os, sys
+from procsv.base import identity
+from procsv.ipc.messaging.start import take_start
+args = take_start(identity.TRAINER).args
+sys.exit(args != tuple(f"data/{number:06}" for number in range(30_000)) or "PROCSV_START_1" in os.environ)
+"""
+    args = tuple(f"data/{number:06}" for number in range(30_000))
+    env = a_start(args=args).environment({**os.environ, "PYTHONPATH": str(ROOT)})
+    child = spawn([sys.executable, "-c", source], env=env, log=tmp_path / "log")
+    os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+    assert child.reap().code == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.fault
 def test_arguments_arrive_unchanged_whatever_their_bytes(tmp_path: Path) -> None:
     args = ("ä", "\udcff\udc80", 'quo"te', "new\nline", "", "--", "日本")
     source = f"""
