@@ -28,6 +28,7 @@ from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
+from procsv.watchdog.core.restarts.restart_table import End
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, Reaction, TaskState
 from procsv.watchdog.core.task.next_start import Past
@@ -134,8 +135,10 @@ class TrainerSupervisor(TrainerFacts):
         if self.progress.keeps_state:
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
-        if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
-            kind = CauseKind.CHECKPOINTED  # its own handler ended it as asked: exit 0 does not mean it is complete
+        is_cut_short = self.progress.handles_stop or ended.beat is None or ended.beat.returned == NOT_RETURNED
+        if kind is CauseKind.DONE and self.life.state is TaskState.RECYCLING and is_cut_short:
+            # Its own handler ended it as asked, or os._exit after its loop: exit 0 does not mean it is complete.
+            kind, self.record.end = CauseKind.CHECKPOINTED, End.RETURNED
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         # A program with its own SIGTERM handler may have returned because we asked it to stop.
@@ -343,7 +346,7 @@ class TrainerSupervisor(TrainerFacts):
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             # It stopped by itself, or by Ctrl-C.
             return self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))
-        is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
+        is_own_end = classify(ended.exit) in (CauseKind.CHECKPOINTED, CauseKind.DONE) or (
             self.progress.handles_stop and ended.exit.code is not None
         )
         is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)

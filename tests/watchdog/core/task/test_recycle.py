@@ -99,9 +99,21 @@ def test_a_stop_during_a_restart_ends_the_run() -> None:
 def test_a_program_that_completes_while_ending_is_complete() -> None:
     world = running()
     by_hand(world)
+    world.alive[TRAINER].beat = Heartbeat(Phase.IDLE, 840, 0, world.now_s, 0.0, returned=0)
     world.crash(Exit(0, None))
 
     assert world.exit_code == 0
+
+
+def test_a_program_that_ends_with_os_exit_when_asked_to_is_started_again() -> None:
+    world = running()
+    by_hand(world)
+    world.crash(Exit(0, None))
+    world.advance(0.01)
+
+    assert world.alive[TRAINER].incarnation == 2
+    assert world.last("exited")["cause"] == "stopped"
+    assert world.core.chief.history.no_progress_count == 0
 
 
 def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_was_lost_with_its_memory() -> None:
