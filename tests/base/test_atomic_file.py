@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.disk import has_room
+from procsv.services.checkpoint.store.staging_areas import check_room
 from tests.support.programs import running
 
 
@@ -101,3 +103,8 @@ def test_after_a_kill_before_any_call_the_old_file_stays_and_the_next_call_clean
     replace_file(path, b"newer")
     assert path.read_bytes() == b"newer"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_filesystem_that_does_not_say_its_size_has_room_for_anything() -> None:
+    assert has_room(Path("/proc"))
+    check_room(Path("/proc"), 2**60)

@@ -31,8 +31,8 @@ from typing import Annotated
 import msgspec
 
 from procsv.base.encoding import decode_sealed, encode_json, seal
-from procsv.base.system import disk, stale
-from procsv.base.system.atomic_file import replace_file, set_aside
+from procsv.base.system import stale
+from procsv.base.system.atomic_file import create_file, replace_file, set_aside
 from procsv.base.system.data_file import open_data
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -86,15 +86,15 @@ def _read_id(home: Path, owner: int) -> str:
 def make_id(home: Path) -> str:
     """Returns the id of our runs in `home`, and creates both if necessary.  OSError passes through.
 
-    If several launches begin at the same time, one creates the id, and all get it.  Killed before the
-    link: a dot-file stays that nobody reads.
+    If several launches begin at the same time, one creates the id, and all get it.
     """
     home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for _ in range(TRIES_MAX):
         try:
             return stale.try_again(lambda: _read_id(home, os.geteuid()))
         except FileNotFoundError:
-            _create(home)
+            with contextlib.suppress(FileExistsError):  # another launch has just created it
+                create_file(id_file(home), _encode(secrets.token_hex(8), home), READABLE)
         except PermissionError:
             raise
         except (OSError, msgspec.DecodeError):
@@ -102,30 +102,6 @@ def make_id(home: Path) -> str:
             # directory's lock writes its own (keep_name).
             set_aside(id_file(home))
     raise OSError(f"{id_file(home)} cannot be read")
-
-
-def _create(home: Path) -> None:
-    """Creates the file as a whole, unless another launch has just created it."""
-    draft, data = home / f".id.{secrets.token_hex(4)}.new", _encode(secrets.token_hex(8), home)
-    disk.write_file(draft, (data,), READABLE, durable=True, replace=True)
-    try:
-        with contextlib.suppress(FileExistsError):
-            _link(draft, id_file(home))
-    finally:
-        disk.unlink_if_there(draft)
-
-
-def _link(draft: Path, path: Path) -> None:
-    try:
-        disk.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError:  # no hard links.  Killed before the write: an empty file is left, which counts as damaged
-        fd = disk.create(path, READABLE)
-        try:
-            disk.write(fd, draft.read_bytes())
-        finally:
-            os.close(fd)
 
 
 def write_id(home: Path, run_id: str) -> None:

@@ -10,7 +10,6 @@ its members do not wait for it.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ import msgspec
 
 from procsv.base.encoding import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.atomic_file import create_file
 from procsv.base.system.data_file import read_data
 
 TERM_BYTES_MAX = 2**16
@@ -50,28 +50,17 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 def write_term(paths: RunPaths, term: Term) -> Term:
     """Makes `term` the logdir's newest; returns it with its number.
 
-    The file is linked in whole, so nobody reads half of it, and only one of two coordinators gets a number.
-    Killed before that: a harmless dot-file stays.
+    The file is created as a whole, so nobody reads half of it, and only one of two coordinators gets a number.
     """
     directory = paths.terms
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    draft = directory / f".term.{term.run}.new"
     number = max(_numbers(directory), default=0)
     for _ in range(TRIES_MAX):
         number += 1
         numbered = msgspec.structs.replace(term, number=number)
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(encode_json(numbered))
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(draft, _path(directory, number))
-        except FileExistsError:
-            continue
-        finally:
-            draft.unlink(missing_ok=True)
-        return numbered
+        with contextlib.suppress(FileExistsError):
+            create_file(_path(directory, number), encode_json(numbered), 0o600)
+            return numbered
     raise OSError(f"{directory} keeps getting a new term")
 
 

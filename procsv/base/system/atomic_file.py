@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,23 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
         raise
     if durable:
         disk.fsync_path(path.parent)
+
+
+def create_file(path: Path, data: bytes, mode: int) -> None:
+    """Creates `path` as a whole; FileExistsError if it is there.  The caller syncs its name, if necessary.
+
+    Killed before the link: a dot-file stays that nobody reads.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    disk.write_file(draft, (data,), mode, durable=True, replace=True)
+    try:
+        disk.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links.  Killed before the end: a part of the file is left, which counts as damaged
+        disk.write_file(path, (data,), mode, durable=True)
+    finally:
+        disk.unlink_if_there(draft)
 
 
 def set_aside(path: Path) -> Path:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -176,9 +177,12 @@ def has_room(directory: Path) -> bool:
 
 
 def free_bytes(directory: Path) -> int:
-    """Returns the space that a user without privileges may use.  OSError if it cannot be read."""
+    """Returns the space that a user without privileges may use.  OSError if it cannot be read.
+
+    A filesystem that does not say how large it is has room for anything: ramfs, tmpfs without a limit, some FUSE ones.
+    """
     found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize
 
 
 def make_dirs(path: Path) -> None:

@@ -7,7 +7,6 @@ the choice once.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 
 from procsv.base.location import literal_path
 from procsv.base.run.paths import make_private_dir
+from procsv.base.system.disk import free_bytes
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.checkpoint_messages import Snapshot, Staged
 from procsv.ipc.messaging.message import Message
@@ -131,8 +131,7 @@ class SlotBackend(SnapshotBackend):
 
     def _room(self) -> int:
         """Free bytes in the shared memory."""
-        there = os.statvfs(self.pool.shm_dir)
-        return there.f_bavail * there.f_frsize
+        return free_bytes(self.pool.shm_dir)
 
     def room_bytes(self) -> int:
         # One extra: the slot that a trainer restores from stays while the trainer fills its own.

@@ -7,7 +7,6 @@ on the disk thread.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -88,8 +87,7 @@ class StagingAreas:
 
 def check_room(directory: Path, size: int) -> None:
     """Raise OSError if a checkpoint of `size` bytes does not fit into `directory`."""
-    there = os.statvfs(directory)
-    free = there.f_bavail * there.f_frsize
+    free = disk.free_bytes(directory)
     if free < size + disk.ROOM_MARGIN_BYTES:
         needed, spare = show_size(size + disk.ROOM_MARGIN_BYTES), show_size(disk.ROOM_MARGIN_BYTES)
         raise OSError(

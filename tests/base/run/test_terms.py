@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def test_a_number_that_another_process_has_just_taken_is_skipped(
     )  # as listed before the other one was written
 
     assert write_term(paths, _term("b")).number == 2
+
+
+def test_a_filesystem_without_hard_links_has_terms_too(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert [write_term(paths, _term(run)).number for run in ("a", "b")] == [1, 2]
+    newest = newest_term(paths, "slurm:7.0.0")
+    assert newest is not None
+    assert newest.run == "b"
 
 
 def test_only_the_user_can_read_the_keys_and_no_log_has_them(paths: RunPaths) -> None:

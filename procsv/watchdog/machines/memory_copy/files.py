@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, UserError
 from procsv.base.run.paths import make_private_dir
+from procsv.base.system.disk import free_bytes
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.member_messages import MirrorOffer
@@ -46,8 +46,7 @@ class MemoryCopyFiles:
         state.
         """
         make_private_dir(self.directory)
-        there = os.statvfs(self.directory)
-        free = there.f_bavail * there.f_frsize
+        free = free_bytes(self.directory)
         if free < 2 * size:
             raise NoRoom(
                 f"{self.directory.parent} has {free} bytes free, and a copy needs {size}, with as many left free"
