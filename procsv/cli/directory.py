@@ -60,9 +60,13 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
         except PermissionError:
             if _may_be_run(directory):
                 closed.append(directory)
-        except UserError:
-            continue  # damaged
-    return sorted(found, key=lambda one: (-one.run.started_at, one.directory)), sorted(closed)
+        except (UserError, OSError):
+            continue  # damaged, or on a mount that does not answer
+    places = dict[str, FoundRun]()
+    for one in sorted(found, key=lambda one: (one.directory.is_symlink(), one.directory)):
+        places.setdefault(os.path.realpath(one.directory), one)  # a link to a run is no other run
+    order = sorted(places.values(), key=lambda one: (-one.run.started_at, not one.is_running, one.directory))
+    return order, sorted(closed)  # an active run comes before its copy, which has the same start
 
 
 def _may_be_run(directory: Path) -> bool:

@@ -72,7 +72,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
             memory_step=NO_STEP if is_gone else found.memory_step,
             state=found.state if is_over or host else INTERRUPTED,
             elsewhere=host or UNSET,
-            seen_until=UNSET if is_over else run.paths.run_json.stat().st_mtime,
+            seen_until=UNSET if is_over else run.seen_at,
         )
     builtins: dict[str, Any] = msgspec.to_builtins(found)
     return builtins

@@ -92,7 +92,7 @@ def _open_launch(run: RunFile) -> tuple[int, int] | None:
         lock = FileLock(find_paths(run.paths.logdir, outlives_login=outlives_login).run_lock)
         with contextlib.suppress(OSError):  # another user's, or it has just ended
             holder = lock.holder() if lock.is_held() else None
-            if holder is None or holder.is_brief or holder.pid == run.pid:
+            if holder is None or holder.is_brief or (holder.pid == run.pid and run.is_active):
                 continue
             pidfd = os.pidfd_open(holder.pid)
             if has_open(holder.pid, lock.path):

@@ -185,6 +185,8 @@ def test_status_says_when_the_watchdog_was_killed_and_which_command_resumes_the_
     assert Naming(f"process {run.pid}", show_time(1.6e9)) == shown
     assert "procsv launch … train.py --lr 0.1" in shown
     assert json.loads(procsv("status", str(tmp_path), "--json").stdout)["seen_until"] == 1.6e9
+    write_run(run.paths.run_json, msgspec.structs.replace(run, written_at=1.5e9), durable=False)
+    assert read_status(find_run(str(tmp_path)))["seen_until"] == 1.5e9, "a copied file has a time of its own"
 
 
 def test_status_gives_no_time_of_death_for_a_run_that_its_watchdog_has_ended(tmp_path: Path) -> None:
@@ -317,6 +319,9 @@ def test_stop_ends_a_launch_that_still_waits_for_its_logdir(tmp_path: Path) -> N
     with waiting_launch(run) as process:
         assert process.stderr is not None
         assert "node17" in process.stderr.readline()
+        # In a container the first process of each has the same pid.
+        run = msgspec.structs.replace(run, pid=process.pid)
+        write_run(run.paths.run_json, run, durable=False)
         done = procsv("stop", str(tmp_path / "logdir"))
         assert (done.returncode, f"process {process.pid}" in done.stdout) == (0, True)
         assert "not begun" in done.stdout

@@ -12,7 +12,9 @@ import pytest
 
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
+from procsv.base.system.locks import FileLock
 from procsv.base.system.processes import identify
+from procsv.cli.directory import find_run
 from tests.cli.test_commands import a_run, procsv
 
 STRANGER = 54321
@@ -73,3 +75,17 @@ def test_row_45_directories_named_in_a_file_are_not_touched(
     assert "no run" in done.stdout + done.stderr
     assert len(list(precious.iterdir())) == 4
     assert bystander.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_run_is_found_on_a_filesystem_that_gives_our_files_to_another_user(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "l", started=identify(os.getpid()).started)
+    os.chown(run.paths.run_json, STRANGER, STRANGER)
+    run.paths.run_dir.mkdir(mode=0o700)
+    lock = FileLock(run.paths.run_lock)
+    try:
+        assert lock.try_acquire("procsv launch", 1.0)
+        assert find_run(str(tmp_path / "l")).is_active
+    finally:
+        lock.release()
+        run.paths.run_dir.rmdir()

@@ -17,6 +17,7 @@ from procsv.base.identity import WATCHDOG
 from procsv.base.outcome import Loss
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
+from procsv.cli.directory import list_runs
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
@@ -24,6 +25,7 @@ from procsv.report.status_object import status_of
 from procsv.services.summary.event_file import frame
 from tests.cli.test_commands import ROOT, a_run, procsv
 from tests.report.test_losses import scalar
+from tests.support.stale_mount import StaleMount
 
 
 def alive() -> dict[str, float]:
@@ -113,6 +115,15 @@ def test_ls_takes_a_directory_and_says_where_it_found_no_run(place: Path) -> Non
     assert procsv("ls", "nowhere", cwd=place).stderr.endswith(" nowhere\n")
 
 
+def test_a_link_to_a_run_is_no_other_run_and_an_active_run_comes_before_its_copy(place: Path) -> None:
+    (place / "latest").symlink_to(place / "runs" / "active")
+    shutil.copytree(place / "runs" / "active", place / "runs" / "a_copy")
+    rows = [(one["directory"], one["running"]) for one in json.loads(procsv("ls", "--json", cwd=place).stdout)]
+    assert rows[1:3] == [("runs/active", True), ("runs/a_copy", False)]
+    assert "latest" not in dict(rows)
+    assert procsv("restart", cwd=place).stderr.splitlines()[0].endswith(" runs/active")
+
+
 def test_ls_skips_a_damaged_run_file(place: Path) -> None:
     (place / "mine" / "procsv" / "run.json").write_text("{")
     assert "mine" not in procsv("ls", cwd=place).stdout
@@ -141,3 +152,11 @@ def test_a_command_without_a_directory_and_without_runs_says_what_to_do(tmp_path
         done = procsv(command, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n"), "runs/" in done.stderr) == (2, 1, True)
     assert "runs/" in procsv("stop", cwd=tmp_path).stderr
+
+
+def test_a_mount_that_does_not_answer_hides_no_other_run(place: Path, stale_files: StaleMount) -> None:
+    stale_files.lose()
+    try:
+        assert len(list_runs(place)) == 4
+    finally:
+        stale_files.find()

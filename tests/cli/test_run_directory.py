@@ -47,10 +47,16 @@ def test_asking_for_a_new_run_in_a_named_directory_is_a_contradiction() -> None:
     assert (done.returncode, "--new" in done.stderr) == (2, True)
 
 
-def test_a_path_is_shown_relative_to_the_working_directory_and_a_url_unchanged(tmp_path: Path) -> None:
+def test_a_path_is_shown_relative_to_the_working_directory_and_a_url_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert shorten_path(str(tmp_path / "runs" / "a")) == "runs/a"
     assert shorten_path("/elsewhere/a") == "/elsewhere/a"
     assert shorten_path("gs://bucket/a") == "gs://bucket/a"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert shorten_path("/elsewhere/a") == "/elsewhere/a"
 
 
 def test_a_run_of_another_target_that_is_named_like_a_numbered_run_is_not_one() -> None:
@@ -59,4 +65,13 @@ def test_a_run_of_another_target_that_is_named_like_a_numbered_run_is_not_one() 
     a_run(Path("runs", "train-2"), target="train.py")
     a_run(Path("runs", "train-3"), target="train-3.py")
     assert newest_directory("train") == Path("runs/train-2")
+    assert make_new_directory("train") == Path("runs/train-4")
+
+
+def test_a_numbered_directory_that_no_launch_has_made_is_not_a_run() -> None:
+    for name in ("train", "train-2", "train-3", "train-20261127"):
+        Path("runs", name).mkdir(parents=True)
+    Path("runs", "train-3", "model.ckpt-5.manifest.json").touch()  # the user has removed procsv/
+    Path("runs", "train-20261127", "checkpoint").write_text("of a program without procsv")
+    assert newest_directory("train") == Path("runs/train-3")
     assert make_new_directory("train") == Path("runs/train-4")

@@ -84,6 +84,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float = 0.0  # share of the run's time, in all launches, that went into kept steps
     launch_goodput: float = 0.0  # the same for the last launch alone
     started_at: float
+    written_at: float = 0.0  # 0.0: by an earlier procsv
     ended_at: float | None = None
     exit_code: int | None = None  # of the watchdog, once the run is over
     gave_up: str = ""  # why the run was given up; "" if it was not
@@ -101,6 +102,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def checkpoint_dir(self) -> Path:
         """The directory on this machine that stands for the logdir."""
         return local_home(self.logdir)
+
+    @property
+    def seen_at(self) -> float:
+        """When the run's watchdog last wrote this.  The file itself may be newer, as a copy or from a backup."""
+        return self.written_at or self.paths.run_json.stat().st_mtime
 
     @property
     def watchdog(self) -> ProcessIdentity:
@@ -162,7 +168,9 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
         owner = run_json.stat().st_uid
     except OSError:
         return msgspec.structs.replace(run, boot="")
-    home = run_json.parent
+    home, us = run_json.parent, os.geteuid()
+    if owner != us and _has_own_directories(run.paths, run_name(home), us) and _is_locked_by(run):
+        return run  # the filesystem gives our files to another user, and only we can make that lock
     if not _has_own_directories(run.paths, run_name(home, owner), owner):
         own = find_paths(home.parent)
         return msgspec.structs.replace(run, boot="", run_dir=str(own.run_dir), shm_dir=str(own.shm_dir))
@@ -170,6 +178,12 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
         if psutil.Process(run.pid).uids().effective != owner:
             return msgspec.structs.replace(run, boot="")
     return run
+
+
+def _is_locked_by(run: RunFile) -> bool:
+    with contextlib.suppress(OSError):
+        return has_open(run.pid, run.paths.run_lock)
+    return False
 
 
 def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:

@@ -20,6 +20,7 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import WATCHDOG
 from procsv.base.location import is_remote
 from procsv.base.placement import Placement
+from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths, name_logdir
 from procsv.base.run.records import whose
 from procsv.base.run.run_file import read_run
@@ -107,11 +108,20 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
     found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
     for directory in RUNS.glob("*-*"):
         stem, _, number = directory.name.rpartition("-")
-        if stem == name and number.isdecimal() and int(number) > 1 and directory.is_dir():
-            run = read_run(directory / "procsv" / "run.json")
-            if run is None or _name_of(run.target) != directory.name:
-                found.append((int(number), directory))
+        if stem == name and number.isdecimal() and int(number) > 1 and directory.is_dir() and _is_run(directory):
+            found.append((int(number), directory))
     return found
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a launch has made this directory, perhaps just now. Others have numbers, too: a date, say."""
+    run = read_run(directory / "procsv" / "run.json")
+    if run is not None:
+        return _name_of(run.target) != directory.name
+    with contextlib.suppress(OSError):  # another user's: the launch says so
+        names = [path.name for path in directory.iterdir()]
+        return not names or "procsv" in names or any(name.endswith(MANIFEST_SUFFIX) for name in names)
+    return True
 
 
 def _name_of(target: str) -> str:

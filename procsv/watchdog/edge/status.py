@@ -75,6 +75,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, copy: Memory
         goodput=task.goodput.value(now_s),
         launch_goodput=task.goodput.of_launch(now_s),
         started_at=facts.started_at,
+        written_at=wall_s,
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
         gave_up=core.gave_up,

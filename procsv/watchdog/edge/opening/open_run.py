@@ -117,7 +117,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
         lease=request.us,
         taken_from=taken_from,
         first_incarnation=_last_incarnation(paths, before) + 1,
-        seen_until=_seen_until(paths, before),
+        seen_until=_seen_until(before),
         saved_step=saved_step(paths.logdir),
         adopted=adopted_logdir(before),
     )
@@ -161,10 +161,8 @@ def _is_run_elsewhere(before: RunFile) -> bool:
     return before.ended_at is None and before.pid != os.getpid() and before.is_active
 
 
-def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
-    if before is None or before.ended_at is not None:
-        return None
-    return paths.run_json.stat().st_mtime
+def _seen_until(before: RunFile | None) -> float | None:
+    return None if before is None or before.ended_at is not None else before.seen_at
 
 
 def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
