@@ -87,7 +87,11 @@ class LogFollower:
     def _read_on(self, size: int) -> bytes:
         """Continues where the last read ended, and reopens the log if its handle is stale."""
         try:
-            return os.read(self._fds[0], size)
+            data, fd = os.read(self._fds[0], size), self._fds[0]
+            if data or os.lseek(fd, 0, os.SEEK_CUR) <= os.fstat(fd).st_size:
+                return data
+            os.lseek(fd, 0, os.SEEK_SET)  # somebody has emptied the file
+            return os.read(fd, size)
         except OSError as error:
             if not stale.is_stale(error):
                 raise

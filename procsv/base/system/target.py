@@ -90,10 +90,15 @@ def _check_path(target: Target, cwd: Path) -> None:
         if colon and (cwd / file).is_file():
             raise UserError(f"{target.text}: a function is named by its module; write {Path(file).stem}:{function}")
         raise UserError(f"there is no file {path}{_near(path.name, _names_in(path.parent))}")
-    elif path.suffix in (".zip", ".pyz") and not _has_main(path):
+    elif (path.suffix in (".zip", ".pyz") or is_archive(path)) and not _has_main(path):
         raise UserError(f"{target.text} has no __main__.py in it, so python cannot run it")
     elif not _is_readable(path):
         raise UserError(f"{path} cannot be read: check its permissions")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether python runs the __main__ in this file, whatever its name: a zipapp often has no suffix."""
+    return path.is_file() and zipfile.is_zipfile(path)
 
 
 def _has_main(path: Path) -> bool:

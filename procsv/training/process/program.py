@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from procsv.base.errors import UserError
-from procsv.base.system.target import Target
+from procsv.base.system.target import Target, is_archive
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.log import say
@@ -152,7 +152,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
     """
     sys.argv = [shown, *args]
     IMPORTED.note_file(path)
-    if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
+    if Path(path).is_dir() or is_archive(Path(path)):
         _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a final slash
         sys.modules.pop("__main__", None)  # otherwise the finder returns the running one
         spec = find_spec("__main__")

@@ -23,6 +23,7 @@ import msgspec
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.system import stale
+from procsv.base.system.disk import NO_ROOM
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import NoiseFilter, OutputFilter, printable
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
@@ -237,7 +238,9 @@ class Console:
                 view = view[os.write(fd, view) :]
             except BlockingIOError:  # another program made the terminal non-blocking
                 threading.Event().wait(0.02)
-            except OSError:
+            except OSError as error:
+                if error.errno in NO_ROOM:  # our output goes to a file, and there may be room for the next line
+                    return
                 if not stale.reopen(fd):  # it is closed; the log file has everything
                     self._broken.add(fd)
 

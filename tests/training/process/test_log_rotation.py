@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def test_native_output_continues_in_a_log_that_was_stale_and_its_reader_follows(
             program.wait_said("heard", number)
             assert reader.read_log(100) == f"line {number}\nline {number}\n".encode()
             stale_files.make_stale()
+    reader.close()
+
+
+def test_a_reader_goes_on_when_somebody_has_emptied_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one two ")
+    reader = LogFollower(log)
+    assert reader.read_log(100) == b"one two "
+    os.truncate(log, 0)
+    with log.open("ab") as writer:
+        writer.write(b"three ")
+    assert reader.read_log(100) == b"three "
     reader.close()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def program(tmp_path: Path) -> Path:
     (tmp_path / "pkg" / "look.py").write_text(LOOK)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text(LOOK)
+    zipapp.create_archive(tmp_path / "app", tmp_path / "bundle", interpreter="python3")
     return tmp_path
 
 
@@ -72,6 +74,7 @@ def program(tmp_path: Path) -> Path:
         ("pkg.look", ["-m", "pkg.look"], ["--spawn"]),
         ("pkg/look.py", ["pkg/look.py"], ["--spawn"]),
         ("app/", ["app/"], ["--steps", "3"]),  # python itself cannot spawn from a directory
+        ("bundle", ["bundle"], ["--steps", "3"]),
     ],
 )
 def test_a_program_sees_what_python_gives_it(program: Path, target: str, python: list[str], args: list[str]) -> None:

@@ -168,3 +168,23 @@ def test_the_last_lines_show_a_progress_line_in_its_last_state(tmp_path: Path) -
 
     assert last_lines(log, 3) == ["line 99", "step 3", "boom"]
     assert last_lines(tmp_path / "absent", 3) == []
+
+
+def test_output_to_a_file_goes_on_once_a_full_disk_has_room(tmp_path: Path) -> None:
+    fd, (err_read, err) = os.open("/dev/full", os.O_WRONLY), os.pipe()
+    log = tmp_path / "trainer.1.log"
+    log.write_bytes(b"step 1\n")
+    console = Console(out_fd=fd, err_fd=err)
+    console.follow(log)
+    for text in ("the log is followed", "its first line found no room"):
+        console.say(text)
+        assert select.select([err_read], [], [], NEWS_S_MAX)[0]
+        assert text in os.read(err_read, 4096).decode()
+    with log.open("ab") as stream, (tmp_path / "out").open("wb") as out:
+        stream.write(b"step 2\n")
+        stream.flush()
+        os.dup2(out.fileno(), fd)
+        console.finish()
+    assert (tmp_path / "out").read_bytes() == b"step 2\n"
+    for one in (fd, err_read, err):
+        os.close(one)
