@@ -16,6 +16,7 @@ from typing import Any
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import position, private
 from procsv.training.keras.callbacks import LoggedFiles, mark_begun, mark_fresh, watched
+from procsv.training.keras.epochs import Epochs
 
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
@@ -81,7 +82,7 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         private.keep_with(self, _FIT, None)
         abandon_raised()
         caller = sys._getframe(1)
-        epochs, fit = position.newest, None
+        epochs, fit = epochs_of(caller), None
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
         if not ours and _others and is_fit(caller):
             fit = _others[0](self, epochs)
@@ -235,6 +236,12 @@ def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
     """Return the arguments of a `fit` call in `frame` by public name; none for other calls."""
     known = frame.f_locals if frame is not None and is_fit(frame) else {}
     return {name: known[name] for name in FIT_ARGUMENTS if name in known}
+
+
+def epochs_of(frame: FrameType) -> Epochs | None:
+    """Return the data of a `fit` call in `frame`. Another iterator may have been made since, by a thread that predicts."""
+    found = frame.f_locals.get(private.EPOCHS)
+    return None if found is None else Epochs(found)
 
 
 def fits_under_way() -> int:

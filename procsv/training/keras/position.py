@@ -49,7 +49,6 @@ ENDS_BYTES_MAX = 4 << 20  # of random states before `on_epoch_end`; beyond it th
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # large variables of the data that were already reported
-newest: Epochs | None = None  # of the EpochIterator that was made last: when a fit begins, its own
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -348,15 +347,6 @@ class _Counted:
         return getattr(self._dataset, name)
 
 
-def _noting(init: Any) -> Any:
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        global newest
-        init(self, *args, **kwargs)
-        newest = Epochs(self)
-
-    return noted
-
-
 def _enumerating(enumerate_all: Any) -> Any:
     def enumerated(self: Any) -> Iterator[Step]:
         position: DataPosition | None = getattr(self, _MARK, None)
@@ -369,5 +359,4 @@ def _enumerating(enumerate_all: Any) -> Any:
 
 def patches() -> list[AttributePatch]:
     """Return the patches by which fits track their position. Unprotected fits do not change."""
-    changes = {"__init__": _noting, private.ENUMERATES: _enumerating}
-    return [AttributePatch(private.EpochIterator, name, make) for name, make in changes.items()]
+    return [AttributePatch(private.EpochIterator, private.ENUMERATES, _enumerating)]

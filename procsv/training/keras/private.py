@@ -9,6 +9,7 @@ private attributes of Keras.
 from __future__ import annotations
 
 import importlib
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,7 @@ HOOKS = (
     "on_train_end",
 )
 FIT_NAMES = ("_symbolic_build", "_get_metrics_result_or_logs")
+EPOCHS = "epoch_iterator"  # the variable of `fit` that holds its EpochIterator
 
 
 def find_missing() -> list[str]:
@@ -107,6 +109,9 @@ def find_missing() -> list[str]:
     lacks += [f"Trainer.{name}" for name in FIT_NAMES if not hasattr(Trainer, name)]
     if not ENUMERATES:
         lacks.append("TFEpochIterator._enumerate_iterator")
+    trainer = find_private("backend.tensorflow.trainer", "TensorFlowTrainer")
+    if trainer is None or EPOCHS not in inspect.unwrap(trainer.fit).__code__.co_varnames:
+        lacks.append(f"{EPOCHS} in TensorFlowTrainer.fit")
     return lacks
 
 

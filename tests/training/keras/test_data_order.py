@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,24 @@ def test_a_large_variable_that_a_pipeline_writes_is_reported_once_as_not_kept(
     assert said.count("snapshots leave out") == 1
     named = {name for name in rows if f"{name} (31.2 KiB)" in said}
     assert named == {"whole", "part", "called", "chosen"}
+
+
+def test_a_thread_that_predicts_while_a_fit_begins_does_not_give_the_fit_its_data(tmp_path: Path) -> None:
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    class Asking(keras.layers.Dense):
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            asking = threading.Thread(target=other.predict, args=(np.zeros((4, 2)),), kwargs={"verbose": 0})
+            asking.start()
+            asking.join()
+
+    class Looking(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            made.append(list(hooks.fit_of(self.model)._progress.position.made))
+
+    backup.numbers, made = FitNumbers(), list[list[int]]()
+    model = keras.Sequential([Asking(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(Data(), verbose=0, callbacks=[Looking(), procsv.keras.BackupAndRestore(tmp_path / "run")])
+    assert made == [[number] for number in range(1, BATCHES + 1)]
