@@ -57,3 +57,13 @@ def test_a_module_that_another_thread_imports_meanwhile_does_no_harm(monkeypatch
     with happens_meanwhile(import_one):
         found = ImportWatch().look()
     assert found == ""
+
+
+def test_an_object_that_a_program_puts_among_the_modules_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy:
+        @property
+        def __dict__(self) -> Any:
+            raise RuntimeError("not yet")
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())  # type: ignore[arg-type]
+    assert ImportWatch().look() == ""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import queue
+import resource
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_conte
 from procsv.training.runtime import link as link_module
 from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.link import Link
+from procsv.training.runtime.run_connection import RunConnection
 
 WAIT_S = float(os.environ.get("PROCSV_TEST_DEADLINE", "60"))
 TICKS = 10
@@ -117,3 +123,89 @@ def test_what_the_machine_refuses_at_a_tick_is_tried_again_and_ends_nothing(
             tries.get(timeout=WAIT_S)
     finally:
         link.close_link(0.0)
+
+
+def test_an_error_of_one_call_ends_neither_the_thread_nor_the_other_calls(
+    start: Start,
+    make_watchdog: Callable[[], Server],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(link_module, "TICK_S", 0.02)
+    link, told = Link(start, SystemClock(), EventStreams(), (WATCHDOG,)), queue.SimpleQueue[object]()
+    stop = StopTraining(1.0, "preempt")
+
+    def fail(_: object) -> None:
+        raise ValueError("by a handler of the program's logging")
+
+    link.on_tick += [fail, told.put]
+    link.on(StopTraining, fail)
+    link.on(StopTraining, told.put)
+    watchdog = make_watchdog()
+    link.start_thread()
+    try:
+        watchdog.send_reliable(hear(watchdog, Hello), stop)
+        while told.get(timeout=WAIT_S) != stop:
+            pass
+        told.get(timeout=WAIT_S)
+    finally:
+        link.close_link(0.0)
+    assert capfd.readouterr().err.count("ValueError: by a handler") == 2
+
+
+def test_two_threads_may_start_it_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = RunConnection(start.paths, (WATCHDOG,), start, SystemClock())
+    connection.open_link(link := Link(start, SystemClock(), EventStreams(), (WATCHDOG,)))
+    begin, is_starting, go = link._thread.start, threading.Event(), threading.Event()
+
+    def begin_slowly() -> None:
+        is_starting.set()
+        go.wait(WAIT_S)
+        begin()
+
+    monkeypatch.setattr(link._thread, "start", begin_slowly)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(connection.start_link)
+        assert is_starting.wait(WAIT_S)
+        second = threads.submit(connection.start_link)
+        go.set()
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (None, None)
+    link.close_link(0.0)
+
+
+def test_a_thread_that_wakes_it_while_it_is_closed_writes_to_no_other_file(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, write = Link(start, SystemClock(), EventStreams(), ()), os.eventfd_write
+    own = [tmp_path / f"own.{number}" for number in range(50)]
+    with contextlib.ExitStack() as files:
+
+        def close_meanwhile(fd: int, count: int) -> None:
+            monkeypatch.setattr(os, "eventfd_write", write)
+            link.close_link(0.0)
+            for path in own:
+                files.enter_context(path.open("wb"))
+            write(fd, count)
+
+        monkeypatch.setattr(os, "eventfd_write", close_meanwhile)
+        with contextlib.suppress(OSError):
+            link.wake()
+    assert not [path for path in own if path.stat().st_size]
+
+
+def test_a_descriptor_beyond_the_first_thousand_is_watched_like_any_other(start: Start) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    link, told = Link(start, SystemClock(), EventStreams(), ()), queue.SimpleQueue[bytes]()
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 1024)
+    try:
+        link.watch_fd(high, lambda: told.put(os.read(high, 1)))
+        link.start_thread()
+        os.write(writer, b"x")
+        assert told.get(timeout=WAIT_S) == b"x"
+    finally:
+        link.close_link(0.0)
+        for fd in (reader, writer, high):
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

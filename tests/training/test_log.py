@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 
 import pytest
 
@@ -33,3 +34,27 @@ def test_the_name_appears_once_in_a_line(
     monkeypatch.setattr(log, "handlers", [])
     log.warning("procsv: slot %d is gone", 1)
     assert stream.getvalue() == f"{line}\n"
+
+
+class Failing(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("not in this thread")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("handler", [Failing(), logging.StreamHandler(closed())], ids=["failing", "closed"])
+def test_a_line_that_the_programs_handler_refuses_is_printed_all_the_same(
+    handler: logging.Handler, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    top = logging.Logger("top")
+    top.addHandler(handler)
+    monkeypatch.setattr(log, "parent", top)
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", closed())
+    log.warning("procsv: slot %d is gone", 1)
+    assert capfd.readouterr().err == "procsv: slot 1 is gone\n"

@@ -29,8 +29,9 @@ from procsv.ipc.messaging.messages import Ack, Hello
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.summary_messages import Written
 from procsv.ipc.messaging.watchdog_messages import CopyKept, FlushDone, Inject, LogdirAdopted, ServiceLost, StopTraining
-from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
+from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.log import surviving_errors
 
 TICK_S = 0.2  # between heartbeats; `status` shows a step at most this long after it is read
 
@@ -75,12 +76,15 @@ class Link:
         self.introductions: dict[TaskId, Message] = {}  # peer -> sent on every new connection, after Hello
         self.on_tick: list[Callable[[float], None]] = []  # called with the time
         self._thread = threading.Thread(target=self._run, name="procsv-link", daemon=True)
+        self._starting = threading.Lock()
 
     def start_thread(self) -> None:
-        """Raises the error that ended the thread if it was started before."""
-        if self._failure is not None:
-            raise self._failure
-        self._thread.start()
+        """Starts the thread unless it was started; raises the error that ended it, if one did.  Any thread."""
+        with self._starting:
+            if self._failure is not None:
+                raise self._failure
+            if self._thread.ident is None:
+                self._thread.start()
 
     @property
     def is_talking(self) -> bool:
@@ -122,8 +126,10 @@ class Link:
         return self._lost.get(peer, "")
 
     def wake(self) -> None:
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._wake_fd)  # not earlier: another thread may still wake us, and must not write to another file
 
     def close_link(self, timeout_s: float) -> None:
         """Sends the queue within `timeout_s` and closes; raises the error that ended the thread."""
@@ -131,30 +137,31 @@ class Link:
         self.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_s + 5.0)
-        if not self._thread.is_alive():
-            os.close(self._wake_fd)
-            self._wake_fd = -1
         if self._failure is not None:
             raise self._failure
 
     # -- on the thread -----------------------------------------------------------------------------
     def _run(self) -> None:
         name_own_thread()  # first, so that checks for activity of the program ignore this thread
-        context = new_context()
+        try:
+            context = new_context()
+            try:
+                self._connect(context)
+                self._talk()
+            finally:
+                for client in self._clients.values():
+                    client.close()
+                context.term()
+        except BaseException as failure:  # `close_link` raises it again
+            self._failure = failure
+            raise
+
+    def _connect(self, context: Context) -> None:
         me = Address(self._start.run, self._start.task, self._start.incarnation)
         paths = self._start.paths
         for peer in self._peers:
             path = paths.control_socket if peer == WATCHDOG else paths.service_socket(peer)
             self._clients[peer] = Client(context, path, me, self._clock)
-        try:
-            self._talk()
-        except BaseException as failure:  # `close_link` raises it again
-            self._failure = failure
-            raise
-        finally:
-            for client in self._clients.values():
-                client.close()
-            context.term()
 
     def _talk(self) -> None:
         waiter = Waiter()
@@ -170,7 +177,7 @@ class Link:
                 if client in news or client.is_pending:  # otherwise there is no connection and no message to check
                     self._tick(peer, client)
             for listener in self.on_tick:
-                with contextlib.suppress(OSError):  # no room, or no descriptor: it tries again at the next tick
+                with surviving_errors(), contextlib.suppress(OSError):  # no room: it tries again at the next tick
                     listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
                 return  # event records need no check: closing their stream waits until they are written
@@ -178,8 +185,9 @@ class Link:
             for thing in news:
                 if thing == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
-                elif isinstance(thing, int) and select.select([thing], [], [], 0)[0]:
-                    self._watched[thing]()
+                elif isinstance(thing, int) and _is_readable(thing):
+                    with surviving_errors():
+                        self._watched[thing]()
                     if thing not in self._watched:
                         waiter.remove(thing)
             for peer, client in self._clients.items():
@@ -225,8 +233,15 @@ class Link:
         elif isinstance(received.body, ServiceLost):
             self.mark_lost(received.body.service, received.body.why)
         for handler in tuple(self._handlers.get(type(received.body), ())):
-            handler(received.body)
+            with surviving_errors():
+                handler(received.body)
 
     def _is_all_sent(self, by_s: float) -> bool:
         unsaid = sum(len(client.peer.outbox) for peer, client in self._clients.items() if peer not in self._lost)
         return (not self._queue and not unsaid) or self._clock.monotonic() >= by_s
+
+
+def _is_readable(fd: int) -> bool:
+    poller = select.poll()  # unlike `select`, for any descriptor: the program may have opened thousands
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

@@ -11,9 +11,26 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 
+
+class _Log(logging.Logger):
+    """A logger that never raises what the handlers raise, which are the program's.
+
+    It would end a step, or the thread that talks to the run.
+    """
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Prints the message if a handler fails, as on a closed standard error."""
+        try:
+            super().handle(record)
+        except Exception:  # noqa: BLE001  whatever the program's own handlers raise
+            say(record.getMessage().removeprefix(_PREFIX))
+
+
 log = logging.getLogger("procsv")
+log.__class__ = _Log
 
 _PREFIX = "procsv: "
 _SHOWS_NAME = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in the three format styles
@@ -46,6 +63,18 @@ def say_once(text: str) -> None:
     if (text, os.getpid()) not in _said:
         _said.add((text, os.getpid()))
         say(text)
+
+
+@contextlib.contextmanager
+def surviving_errors() -> Iterator[None]:
+    """Prints an exception of the block, once, instead of raising it.
+
+    For calls that may run code of the program, on a thread that must not end.
+    """
+    try:
+        yield
+    except Exception:  # noqa: BLE001  whatever the program's own code raises
+        say_once(f"an error that training survives:\n{traceback.format_exc()}")
 
 
 def _drop_prefix(record: logging.LogRecord) -> bool:

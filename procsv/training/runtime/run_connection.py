@@ -78,8 +78,7 @@ class RunConnection:
 
     def start_link(self) -> None:
         """Starts the link's thread; first add all handlers that must not miss a message."""
-        if not self.link.is_talking:
-            self.link.start_thread()
+        self.link.start_thread()
 
     def take_link(self) -> Link:
         """Removes the link from the connection and returns it."""
@@ -97,8 +96,9 @@ class RunConnection:
 
     def tell_user_save(self, path: str) -> None:
         """Tells the service, if there is one, that the supervised Saver has saved `path`."""
-        if self._link is not None:
-            self.tell_checkpoint(UserSave(path))
+        link = self._link  # another thread may close the connection meanwhile
+        if link is not None:
+            link.send_reliable(CHECKPOINT, UserSave(path))
 
     def tell_watchdog(self, body: Message) -> None:
         """Sends `body` to the watchdog, unless the connection is closed."""

@@ -14,6 +14,7 @@ from procsv.base.clock import Clock
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.watchdog_messages import StopTraining
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.log import surviving_errors
 from procsv.training.runtime.trainer_heartbeat import TrainerHeartbeat
 
 StopListener = Callable[[Reason], None]
@@ -97,7 +98,8 @@ class StopRequests:
                 self.asked_s = self._clock.monotonic()
             listeners = list(self._listeners)
         for listener in listeners:
-            listener(reason)
+            with surviving_errors():
+                listener(reason)
 
     def forget_request(self) -> None:
         """Clears the request: another run has begun."""

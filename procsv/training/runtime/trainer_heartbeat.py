@@ -194,14 +194,14 @@ class TrainerHeartbeat:
 
     def extend_limit(self, seconds: float) -> None:
         """Exempts the next `seconds` from the hang limit at once: the GIL may be held next."""
-        self._extended_s = max(self._extended_s, self._clock.monotonic() + seconds)
+        self._extended_s = max(self._extended_s, self._clock.monotonic() + min(seconds, WAIT_S_MAX))
         self.write_beat()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
         """Marks the block as a wait of at most `seconds` (None: no limit), not a hang."""
         before_s = self._extended_s
-        self.extend_limit(WAIT_S_MAX if seconds is None else min(seconds, WAIT_S_MAX))
+        self.extend_limit(WAIT_S_MAX if seconds is None else seconds)
         try:
             yield
         finally:
@@ -216,6 +216,12 @@ class ImportWatch:
 
     def look(self) -> str:
         """The installed package whose import is under way; "" if there is none."""
+        try:
+            return self._look()
+        except Exception:  # noqa: BLE001  the program may put any object into sys.modules
+            return ""
+
+    def _look(self) -> str:
         if not _is_begun(_spec(sys.modules.get(self._found))):
             count = len(sys.modules)
             self._found = _find() if count != self._count else ""

@@ -155,10 +155,10 @@ class SessionController:
             self.writer.add_session_log(saved, news.step)
 
     def _on_stop(self, reason: Reason) -> None:
-        log.info("procsv: asked to stop (%s): saving at the next step", reason)
         coord = self.coord  # another thread owns it and may clear it at any time
         if coord is not None:
             coord.request_stop()
+        log.info("procsv: asked to stop (%s): saving at the next step", reason)
 
     # -- end ---------------------------------------------------------------------------------------
     def save_last_state(self, saved_step: int = NOT_SAVED) -> int:
