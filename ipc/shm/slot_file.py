@@ -121,7 +121,8 @@ class _OwnSlot:
         return True
 
     def unlock(self) -> None:
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        if self.fd >= 0:  # otherwise a signal handler has ended the training within a capture
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def move(self, event: SlotEvent) -> None:
         """Stores the state after `event`."""
@@ -137,6 +138,7 @@ class _OwnSlot:
     def close(self) -> None:
         self.unlock()  # explicitly, because the map holds a copy of the descriptor, and with it the lock
         os.close(self.fd)
+        self.fd = -1
 
 
 def _is_at(path: Path, info: os.stat_result) -> bool:

@@ -39,6 +39,7 @@ from procsv.training.snapshots.source import StateSource
 LOST_S = 0.5  # how soon a waiting thread notices that the checkpoint service is lost
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
+WITHIN = "it was asked for while another snapshot was taken, as by a signal handler"
 
 
 class Snapshotter:
@@ -63,6 +64,7 @@ class Snapshotter:
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
         self._runs_seen = -1  # how many calls had finished when the worker last looked, or when the stop was requested
+        self._capturer = 0  # the thread that captures now
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
@@ -123,7 +125,8 @@ class Snapshotter:
         Any thread but the worker may call it.  With `reuses`, a snapshot that was requested after
         the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
         """
-        self._memory.reserve()
+        if not self._captures_here:
+            self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
@@ -140,6 +143,9 @@ class Snapshotter:
         Raises the error that kept it from getting there.  Waits for an earlier pinned snapshot,
         except when the run is to end: then the last state counts.
         """
+        if self._captures_here and record.state is SnapshotState.REQUESTED:
+            with self._change() as queue:
+                queue.fail([record], RuntimeError(WITHIN), self._clock.monotonic())
         deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
         while record.state is SnapshotState.REQUESTED:
             with self._boundary.hold_thread():
@@ -156,6 +162,11 @@ class Snapshotter:
         if record.failure is not None:
             raise record.failure
         return record
+
+    @property
+    def _captures_here(self) -> bool:
+        """Whether this thread is within a capture, as a signal handler may be: none can begin before that ends."""
+        return self._capturer == threading.get_ident()
 
     def _has_come_far(self, record: Record) -> bool:
         """Whether `record` has come far enough for the thread that waits for it.
@@ -260,7 +271,7 @@ class Snapshotter:
             batch = [] if waits else self.queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
                 return
-            self._guarded.is_capturing = True
+            self._guarded.is_capturing, self._capturer = True, threading.get_ident()
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
             want = self._runtime.stops.reason or want  # a signal arrives before the message that names the reason
@@ -274,7 +285,7 @@ class Snapshotter:
         finally:
             stopped_s = self._clock.monotonic()
             with self._change() as queue:
-                self._guarded.is_capturing = False
+                self._guarded.is_capturing, self._capturer = False, 0
                 if finish is not None:
                     self._boundary.times.captured()
                     self._runtime.numbers.use_number(sequence)

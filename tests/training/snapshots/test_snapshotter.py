@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from procsv.ipc.messaging.checkpoint_messages import SaveFailed
-from procsv.training.snapshots import snapshot_queue
-from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+from procsv.training.snapshots import snapshot_queue, snapshotter
+from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
 from procsv.training.snapshots.snapshot_state import SnapshotState
 from tests.support.naming import Naming
 from tests.support.programs import until
@@ -169,3 +169,23 @@ def test_failing_snapshots_are_reported_once_for_each_change_of_the_error(
     with pytest.raises(OSError, match="broken"):
         world.snapshotter.take_snapshot("final")
     assert world.noted[3:] == [("snapshot_failed", "broken")]
+
+
+def test_a_save_by_a_signal_handler_within_a_capture_fails_at_once_and_the_capture_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshotter, "WAIT_S_MAX", 0.2)
+    records = list[Record]()
+
+    def handle_signal() -> None:
+        world.backend.during_capture = lambda: None
+        records.append(world.snapshotter.capture_async("manual"))
+        with pytest.raises(RuntimeError, match="signal"):
+            world.snapshotter.take_snapshot("final")
+
+    world.backend.during_capture = handle_signal
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    assert "signal" in str(records[0].failure)
+    assert world.wait_told(1).want == "periodic"
+    world.snapshotter.take_snapshot("final")
+    assert world.wait_told(2).want == "final"
