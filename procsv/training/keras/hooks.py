@@ -26,7 +26,7 @@ MakeFit = Callable[[Any, Any], Any]  # takes a CallbackList and the fit's Epochs
 _kinds: list[Any] = []  # classes of callbacks that protect fits
 _applied: list[AttributePatch] = []
 _others: list[MakeFit] = []  # what makes the Fit of a fit without such a callback
-_running: list[tuple[Any, int]] = []  # the current Fit, if any, and its thread
+_running: list[tuple[Any, int]] = []  # the current Fits, each with its thread
 
 
 def apply_hooks(kind: Any) -> None:
@@ -57,17 +57,19 @@ def look_after_others(make_fit: MakeFit) -> None:
 
 
 def fit_of(model: Any) -> Any:
-    """Return the current Fit of `model`; None if there is none."""
-    return _running[-1][0] if _running and _running[-1][0].model is model else None
+    """Return the current Fit of `model`; None if there is none. Other threads may have fits of other models."""
+    return next((fit for fit, _ in reversed(_running) if fit.model is model), None)
 
 
 def abandon_raised() -> None:
-    """Abandon a fit of this thread that raised while the program went on.
+    """Abandon the fits of this thread that raised while the program went on.
 
     Call this within the next fit, or outside of any.
     """
-    if _running and _running[0][1] == threading.get_ident() and fits_under_way() <= 1:
-        _running.pop()[0].abandon()
+    if fits_under_way() <= 1:
+        for one in [one for one in _running if one[1] == threading.get_ident()]:
+            _running.remove(one)
+            one[0].abandon()
 
 
 def abandon_all() -> None:
@@ -203,7 +205,7 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
         fit.end_training()
         original(self, logs)
         fit.end_fit()
-        _running.clear()
+        _running[:] = [one for one in _running if one[0] is not fit]
 
     return on_train_end
 

@@ -98,8 +98,8 @@ class EnvironmentRecorder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "tensorflow":
             sys.meta_path.remove(self)
-            names = {**self._before, **os.environ}
-            self.changes = {n: os.environ.get(n) for n in names if os.environ.get(n) != self._before.get(n)}
+            now = {n: os.environ.get(n) for n in [*self._before, *os.environ]}  # another thread may remove one
+            self.changes = {n: value for n, value in now.items() if value != self._before.get(n)}
         return None
 
 

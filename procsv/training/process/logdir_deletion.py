@@ -134,7 +134,7 @@ class LogdirDeletion:
         """Whether the logdir is `path` or lies in it."""
         try:
             removed = Path(os.path.realpath(os.fsdecode(path)))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OSError):  # OSError: a relative path in a working directory that is gone
             return False  # the call itself reports the mistake
         return self._logdir.is_relative_to(removed)
 
@@ -171,7 +171,7 @@ def _find_kept(path: Any, logdir: Path, began_at: float) -> Iterator[Path]:
     """
     try:
         place = Path(os.path.realpath(os.fsdecode(path)))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OSError):
         return  # the call itself reports the mistake
     for pattern in _PATTERNS:
         for file in (*place.glob(pattern), *place.glob(f"*/{pattern}")):

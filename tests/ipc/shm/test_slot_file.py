@@ -172,3 +172,10 @@ def test_a_published_slot_cannot_be_published_or_abandoned_again(pool: SlotPool)
         with pytest.raises(ProcsvBug, match="in READY"):
             wrong()
     assert read(published) == {"w": b"weights"}
+
+
+def test_a_slot_may_be_abandoned_after_its_pool_was_closed(pool: SlotPool) -> None:
+    writer = pool.begin_snapshot()
+    assert writer is not None
+    pool.close()
+    writer.abandon()

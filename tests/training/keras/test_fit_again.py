@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -194,3 +195,24 @@ def test_the_attributes_of_a_model_are_state(
     for raises in (5, 3):
         start("run", raises)
     assert start("run", 0) == wanted
+
+
+class Ending:
+    """A fit of another thread's model, as far as its end goes."""
+
+    def __init__(self) -> None:
+        self.model = object()
+
+    def end_training(self) -> None: ...
+    def end_fit(self) -> None: ...
+
+
+def test_a_fit_is_found_by_its_model_while_other_threads_fit_and_after_theirs_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, theirs = Ending(), Ending()
+    monkeypatch.setattr(hooks, "_running", [(mine, 1), (theirs, 2)])
+    assert [hooks.fit_of(one.model) for one in (mine, theirs)] == [mine, theirs]
+    callbacks = SimpleNamespace(_procsv_fit=theirs)
+    hooks._at_end(lambda *_: None)(callbacks)
+    assert [hooks.fit_of(one.model) for one in (mine, theirs)] == [mine, None]

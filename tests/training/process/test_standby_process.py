@@ -24,6 +24,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.imported import Imported, Modules
+from tests.support.meanwhile import happens_meanwhile
 from tests.support.programs import DEADLINE_S, ROOT
 
 
@@ -81,6 +82,23 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
     monkeypatch.setenv("LATER", "3")
     assert recorder.changes == {"GONE": None, "NEW": "2"}
     assert recorder not in sys.meta_path
+
+
+def test_a_variable_that_another_thread_removes_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"GONE_{number}" for number in range(200)]
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    recorder, left = EnvironmentRecorder(), list(names)
+    monkeypatch.setattr(sys, "meta_path", [recorder])
+
+    def remove_one() -> None:
+        if left:
+            del os.environ[left.pop()]
+
+    with happens_meanwhile(remove_one):
+        recorder.find_spec("tensorflow", None)
+    assert recorder.changes.keys() <= set(names)
+    assert len(left) < len(names)
 
 
 @contextlib.contextmanager
