@@ -72,9 +72,11 @@ for line in open(orders):
             sys.exit(int(rest))
         case "fork":
             child = os.fork()
-            if child == 0 and rest == "and exit":
+            if child == 0 and rest == "and end":
+                end()
+            if child == 0 and rest.startswith("and"):
                 sys.exit(0)
-            if rest == "and exit":
+            if rest.startswith("and"):
                 os.waitpid(child, 0)
             elif child == 0:
                 for line in open(rest):
@@ -176,6 +178,17 @@ def test_a_killed_program_is_recorded_with_an_unknown_cause_and_its_services_end
     assert (status["running"], status["state"], status["last_exit"]["cause"]) == (False, "failed", "unknown")
     assert "unknown exit status" in (tmp_path / "logdir" / "procsv" / "crashes" / "1.txt").read_text()
     assert "unknown exit status, at step 7" in program.run.said()
+
+
+def test_a_fork_that_leaves_its_session_ends_nothing(tmp_path: Path) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("fork and end")
+        program.tell("step 7")
+        program.run.wait_step(7)
+        assert not program.run.events("run_completed")
+        program.tell("end")
+        assert program.run.status()["step"] == 7
 
 
 def test_row_46_a_fork_that_outlives_the_killed_program_does_not_hold_the_run(tmp_path: Path) -> None:

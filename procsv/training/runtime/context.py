@@ -186,7 +186,7 @@ class Runtime:
         """
         with self._lock:
             self._users -= 1
-            if self._users > 0 or not self.connection.is_open:
+            if self._users > 0 or not self.is_connected:
                 return
             self._disconnect(self.connection.take_link())
 
@@ -216,6 +216,19 @@ class Runtime:
             self.record_failure(getattr(sys, "last_value", None))
             self.finish_session()
             self._disconnect(link)
+
+    def leave_to_parent(self) -> None:
+        """In a fork: leaves the run alone, also where a `with` block ends.
+
+        Locks may be held by threads that the fork does not have.
+        """
+        self._lock, self._users = threading.RLock(), 0
+        self.connection.leave_to_parent()
+        self.heartbeat.leave_to_parent()
+        if self.training is not None:
+            self.training.leave_to_parent()
+        if self.observer is not None:
+            self.observer.leave_to_parent()
 
     # -- the program and its sessions --------------------------------------------------------------
     def begin_session(self, finish_session: Callable[[], None]) -> None:
@@ -317,6 +330,8 @@ def _forget_in_fork() -> None:
     """Disconnects a fork from the run of its parent."""
     global _current
     _current = None
+    for runtime in _begun:
+        runtime.leave_to_parent()
     _begun.clear()
 
 

@@ -65,6 +65,11 @@ class EventStreams:
             self._attempt = None
             self._news.notify_all()
 
+    def leave_to_parent(self) -> None:
+        """In a fork: forgets all streams, and a lock that another thread may hold."""
+        self._news, self._attempt = threading.Condition(), None
+        self._backlogs.clear()
+
     # -- for writers -------------------------------------------------------------------------------
     def open_stream(self, logdir: str, filename_suffix: str = "") -> str:
         """Opens a stream and returns its name.  Its file appears with the first record."""

@@ -231,6 +231,12 @@ class Observer:
                 pass
         process.wait_until_gone()
 
+    def leave_to_parent(self) -> None:
+        """In a fork: forgets the run, whose locks `_forget_in_fork` releases."""
+        if self._process is not None:
+            self._process.channel.close()
+        self._process = self._lock = self._heirs = None
+
     def finish_if_lost(self, link: Link) -> None:
         """Has the services save and end in place of a dead watchdog."""
         for task in self.services if link.why_lost(WATCHDOG) and link.is_talking else ():

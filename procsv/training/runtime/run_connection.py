@@ -85,6 +85,11 @@ class RunConnection:
         link, self._link = self.link, None
         return link
 
+    def leave_to_parent(self) -> None:
+        """In a fork: forgets the connection."""
+        self._link = None
+        self.streams.leave_to_parent()
+
     # -- messages ----------------------------------------------------------------------------------
     def _wake_link(self) -> None:
         link = self._link

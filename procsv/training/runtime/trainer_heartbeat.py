@@ -50,6 +50,9 @@ class SupervisedTraining(Protocol):
     def visit_soon(self) -> None:
         """Makes the training thread visit the boundary at the end of this step."""
 
+    def leave_to_parent(self) -> None:
+        """In a fork: saves nothing."""
+
 
 class TrainerHeartbeat:
     """The heartbeat of one process, in a file from `open_file` to `close_file`."""
@@ -133,6 +136,10 @@ class TrainerHeartbeat:
         if self._stacks is not None:
             self._stacks.disarm()
             self._stacks = None
+
+    def leave_to_parent(self) -> None:
+        """In a fork: writes no more, into the file of its parent."""
+        self._lock, self._writer, self._stacks = threading.RLock(), None, None
 
     # -- progress ----------------------------------------------------------------------------------
     def enter_phase(self, phase: Phase) -> None:

@@ -225,6 +225,9 @@ class TrainingRun:
     def visit_soon(self) -> None:
         self.boundary.due = True
 
+    def leave_to_parent(self) -> None:
+        self.snapshots = None  # its worker is not in this process, and its memory is the parent's
+
     def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
         if news.key != self._last_durable.get(is_ours):  # the asker receives it twice, once with everybody else
@@ -370,7 +373,7 @@ class TrainingRun:
         if self.snapshots is not None:
             self.snapshots.close()
         self._source.close()
-        for kind, handler in self._handlers.items():
+        for kind, handler in self._handlers.items() if self._runtime.connection.is_open else ():
             self._runtime.connection.link.remove_handler(kind, handler)
 
 
