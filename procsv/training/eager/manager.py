@@ -8,6 +8,7 @@ continue from it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import os
 import threading
@@ -365,9 +366,11 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._list(news.all_paths)
 
     def _list(self, paths: tuple[str, ...]) -> None:
-        listed = [(self._as_named(path), Path(f"{path}.index")) for path in paths]
-        times = [(name, index.stat().st_mtime) for name, index in listed if index.exists()]
-        self._maybe_delete = collections.OrderedDict(times)
+        times = collections.OrderedDict[str, float]()
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):  # the service has just deleted it
+                times[self._as_named(path)] = Path(f"{path}.index").stat().st_mtime
+        self._maybe_delete = times
         self._latest_checkpoint = next(reversed(self._maybe_delete), None)
 
     def _as_named(self, path: str) -> str:

@@ -36,16 +36,22 @@ class UserSaves:
         self._own: frozenset[str] = frozenset()  # this Saver's checkpoints, in addition to its own list
         self._save = saver.save
         self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` calls `self.save`
-        self._lock = threading.Lock()
+        self._lock, self._holder = threading.Lock(), 0  # the thread that saves now
 
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
         """Save as Saver.save does, one save at a time."""
         if not self._concerns_us(save_path, args, kwargs) or not isinstance(sess, tf1.Session):
             return self._save(sess, save_path, *args, **kwargs)  # it reports what is wrong with `sess`
+        if self._holder == threading.get_ident():  # a signal handler saves while this thread does, which cannot go on
+            return self._save(sess, save_path, *args, **kwargs)
         with self._runtime.heartbeat.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
             external = self._list_checkpoints()
-            with sess.graph.as_default():  # a new thread of a plain program is in eager mode
-                saved = self._save(sess, save_path, *args, **kwargs)
+            self._holder = threading.get_ident()
+            try:
+                with sess.graph.as_default():  # a new thread of a plain program is in eager mode
+                    saved = self._save(sess, save_path, *args, **kwargs)
+            finally:
+                self._holder = 0
             if saved:
                 self._own |= {anchor(saved)}  # a Saver that deletes nothing does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))

@@ -255,7 +255,7 @@ def functions_of(dataset: Any) -> list[Any]:
     """
     if not isinstance(dataset, tf.data.Dataset):
         return []
-    own = [value for value in vars(dataset).values() if hasattr(value, "_func") and hasattr(value, "function")]
+    own = [value for value in vars(dataset).copy().values() if hasattr(value, "_func") and hasattr(value, "function")]
     return [*own, *(one for each in dataset._inputs() for one in functions_of(each))]
 
 

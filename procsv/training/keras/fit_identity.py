@@ -147,7 +147,7 @@ def _config_of(one: Any) -> Any:
     try:
         return one.get_config()
     except (NotImplementedError, TypeError, ValueError, AttributeError):
-        attributes = {} if is_own(one) else vars(one)  # `own_attributes` has the others
+        attributes = {} if is_own(one) else vars(one).copy()  # `own_attributes` has the others
         return {name: value for name, value in attributes.items() if type(value) in _SCALARS}
 
 
@@ -208,7 +208,8 @@ def _digest_weights(model: Any) -> str:
     """Digest the weights, the optimizer's variables and the seeds of unbuilt layers."""
     values: list[Any] = [*model.weights, *private.seeds_of(model), *getattr(model.optimizer, "variables", ())]
     for layer in private.layers_of(model):
-        initializers = (one for one in vars(layer).values() if isinstance(one, keras.initializers.Initializer))
+        attributes = vars(layer).copy().values()  # another thread may predict with the layer
+        initializers = (one for one in attributes if isinstance(one, keras.initializers.Initializer))
         values += [seed for one in initializers if isinstance(seed := getattr(one, "seed", None), int)]
     return _digest(values)
 

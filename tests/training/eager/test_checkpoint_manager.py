@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -385,3 +386,13 @@ def test_saves_keep_their_steps_although_the_state_between_two_of_them_is_restor
                 if manager.save() is not None:
                     saved.append(int(counting.step))
     assert saved == [1, 4, 7, 10]
+
+
+def test_a_checkpoint_that_the_service_deletes_while_it_is_listed_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing: Any = SimpleNamespace(_as_named=lambda path: Path(path).name)
+    (tmp_path / "ckpt-2.index").touch()
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # it was there a moment ago
+    procsv.CheckpointManager._list(listing, (f"{tmp_path}/ckpt-1", f"{tmp_path}/ckpt-2"))
+    assert (list(listing._maybe_delete), listing._latest_checkpoint) == (["ckpt-2"], "ckpt-2")

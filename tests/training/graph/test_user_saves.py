@@ -161,3 +161,28 @@ def test_saves_before_the_first_durable_state_stay_and_another_savers_are_neithe
         "model.ckpt-3",
         "model.ckpt-4",
     }
+
+
+def test_a_signal_handler_may_save_while_the_program_saves(tmp_path: Path) -> None:
+    is_due = list[bool]()
+
+    class Interrupted(tf1.train.Saver):  # type: ignore[name-defined]
+        def save(self, *args: Any, **kwargs: Any) -> Any:
+            path = super().save(*args, **kwargs)
+            if is_due and is_due.pop():
+                signal.raise_signal(signal.SIGUSR1)
+            return path
+
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        supervisor = procsv.Supervisor(logdir=str(tmp_path), saver=Interrupted(), save_summaries_secs=0)
+        with supervisor.managed_session() as session:
+            before = signal.signal(
+                signal.SIGUSR1, lambda *_: supervisor.saver.save(session, supervisor.save_path, global_step=7)
+            )
+            is_due.append(True)
+            try:
+                supervisor.saver.save(session, supervisor.save_path, global_step=step)
+            finally:
+                signal.signal(signal.SIGUSR1, before)
+        assert {"model.ckpt-0", "model.ckpt-7"} <= _there(tmp_path)

@@ -16,7 +16,15 @@ import pytest
 import tensorflow as tf
 
 from procsv.training.keras.callbacks import mark_begun, mark_fresh
-from procsv.training.keras.fit_identity import Decision, FitIdentity, Recorded, decide, find_difference, identify
+from procsv.training.keras.fit_identity import (
+    Decision,
+    FitIdentity,
+    Recorded,
+    _digest_weights,
+    decide,
+    find_difference,
+    identify,
+)
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -369,3 +377,19 @@ def test_a_fit_is_skipped_only_if_it_is_certainly_the_same_one(
     decision, why = decide(before, mine, number, is_again)
     assert decision is wanted
     assert bool(why) == (wanted is Decision.TRAIN and before is not None)
+
+
+def test_a_layer_that_another_thread_changes_while_a_fit_begins_does_no_harm() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    changes = vars(model.layers[0])
+
+    class Odd:
+        @property
+        def __class__(self) -> type:
+            changes[f"later_{len(changes)}"] = 0
+            return Odd
+
+    changes["odd"] = Odd()
+    changes["after"] = 0
+    assert _digest_weights(model)
