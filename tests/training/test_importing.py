@@ -62,8 +62,8 @@ def test_a_module_that_another_thread_imports_meanwhile_does_no_harm(monkeypatch
 def test_an_object_that_a_program_puts_among_the_modules_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy:
         @property
-        def __dict__(self) -> Any:
+        def __dict__(self) -> Any:  # type: ignore[override]
             raise RuntimeError("not yet")
 
-    monkeypatch.setitem(sys.modules, "lazy", Lazy())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())
     assert ImportWatch().look() == ""

@@ -385,7 +385,7 @@ def test_a_layer_that_another_thread_changes_while_a_fit_begins_does_no_harm() -
     changes = vars(model.layers[0])
 
     class Odd:
-        @property
+        @property  # type: ignore[misc]
         def __class__(self) -> type:
             changes[f"later_{len(changes)}"] = 0
             return Odd
