@@ -28,7 +28,6 @@ from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
-from procsv.watchdog.core.restarts.restart_table import End
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, Reaction, TaskState
 from procsv.watchdog.core.task.next_start import Past
@@ -122,6 +121,11 @@ class TrainerSupervisor(TrainerFacts):
         if code != NOT_RETURNED and ended.exit.code is None:
             wanted.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
+        has_left = ended.beat is None or ended.beat.returned == NOT_RETURNED
+        is_told = self.was_noticed if self.life.is_live else self.life.state is TaskState.RECYCLING
+        if ended.exit.code == exit_codes.DONE and has_left and is_told and not self._observes:
+            # By os._exit(0) after a loop that was asked to end, which does not mean that the program is complete.
+            ended = replace(ended, exit=Exit(exit_codes.RESUMABLE, None))
         # A program that returned anything but our 75 had returned before it was asked to end.
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
         is_asked = (
@@ -135,10 +139,8 @@ class TrainerSupervisor(TrainerFacts):
         if self.progress.keeps_state:
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
-        is_cut_short = self.progress.handles_stop or ended.beat is None or ended.beat.returned == NOT_RETURNED
-        if kind is CauseKind.DONE and self.life.state is TaskState.RECYCLING and is_cut_short:
-            # Its own handler ended it as asked, or os._exit after its loop: exit 0 does not mean it is complete.
-            kind, self.record.end = CauseKind.CHECKPOINTED, End.RETURNED
+        if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
+            kind = CauseKind.CHECKPOINTED  # its own handler ended it as asked: exit 0 does not mean it is complete
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         # A program with its own SIGTERM handler may have returned because we asked it to stop.
@@ -333,6 +335,7 @@ class TrainerSupervisor(TrainerFacts):
             self.restarts += 1
         due_s = self.next.due_s if self.next.due_s is not None else now_s
         self.next.begin_attempt()
+        self.was_noticed = False
         self.stopping.start_attempt()
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
@@ -346,7 +349,7 @@ class TrainerSupervisor(TrainerFacts):
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             # It stopped by itself, or by Ctrl-C.
             return self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))
-        is_own_end = classify(ended.exit) in (CauseKind.CHECKPOINTED, CauseKind.DONE) or (
+        is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None
         )
         is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)

@@ -89,6 +89,7 @@ class TrainerFacts:
         self.incarnation = incarnation  # of the running trainer, or of the next one
         self.pid = 0
         self.restarts = 0
+        self.was_noticed = False  # the running attempt got a notice of its own, such as SIGTERM, and may end for it
         self.was_connected = False  # a trainer of this launch has connected, and may have left something to save
         self.ends_run = False
         self.deletes_logdir = False  # the program deletes it at its start, with the checkpoints in it

@@ -79,6 +79,8 @@ class TrainerNews:
     def _noted(self, entry: entries.Entry) -> list[Action]:
         noted: list[Action] = [self._journal(entry)]
         match entry:
+            case entries.PreemptNotice():
+                self._of.was_noticed = True
             case entries.CheckpointsDeleted(kept=False):
                 self._of.deletes_logdir = True
             case entries.SnapshotFailed():

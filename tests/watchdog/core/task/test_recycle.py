@@ -7,8 +7,9 @@ import signal
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.journal.entries import PreemptNotice
 from procsv.base.outcome import NO_STEP, Exit, LastWords
-from procsv.ipc.messaging.watchdog_messages import StopTraining, TrainerExited
+from procsv.ipc.messaging.watchdog_messages import Note, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import NotStarted, RecycleAsked
 from tests.support.naming import Naming
@@ -113,7 +114,20 @@ def test_a_program_that_ends_with_os_exit_when_asked_to_is_started_again() -> No
 
     assert world.alive[TRAINER].incarnation == 2
     assert world.last("exited")["cause"] == "stopped"
+
+
+def test_a_program_that_ends_with_os_exit_after_a_signal_of_its_own_is_started_again() -> None:
+    world = running()
+    world.receive(TRAINER, Note(PreemptNotice(grace=25.0, source="SIGTERM to the trainer")))
+    world.turn()
+    world.crash(Exit(0, None))
+    world.advance(0.01)
+    assert world.alive[TRAINER].incarnation == 2
     assert world.core.chief.history.no_progress_count == 0
+
+    world.train(850)
+    world.crash(Exit(0, None))
+    assert world.exit_code == 0, "nobody has asked the second attempt to end"
 
 
 def test_a_state_is_not_blamed_for_crashes_after_a_snapshot_that_was_lost_with_its_memory() -> None:
