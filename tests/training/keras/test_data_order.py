@@ -237,19 +237,18 @@ def test_a_large_variable_that_a_pipeline_writes_is_reported_once_as_not_kept(
 def test_a_thread_that_predicts_while_a_fit_begins_does_not_give_the_fit_its_data(tmp_path: Path) -> None:
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
-    class Asking(keras.layers.Dense):
-        def build(self, shape: Any) -> None:
-            super().build(shape)
+    class Looking(keras.callbacks.Callback):
+        def set_model(self, model: Any) -> None:  # which Keras calls when the data are there already
+            super().set_model(model)
             asking = threading.Thread(target=other.predict, args=(np.zeros((4, 2)),), kwargs={"verbose": 0})
             asking.start()
             asking.join()
 
-    class Looking(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             made.append(list(hooks.fit_of(self.model)._progress.position.made))
 
     backup.numbers, made = FitNumbers(), list[list[int]]()
-    model = keras.Sequential([Asking(1)])
+    model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     model.fit(Data(), verbose=0, callbacks=[Looking(), procsv.keras.BackupAndRestore(tmp_path / "run")])
     assert made == [[number] for number in range(1, BATCHES + 1)]

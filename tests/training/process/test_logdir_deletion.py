@@ -63,14 +63,14 @@ def test_a_deletion_that_fails_for_another_reason_raises_its_own_error(
     shutil.rmtree(logdir, ignore_errors=True)
     with pytest.raises(TypeError):
         shutil.rmtree(nothing)
-    (gone := tmp_path / "gone").mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    shutil.rmtree("relative", ignore_errors=True)
     other = tmp_path / "other"
     for directory in (logdir, other):
         (directory / "procsv").mkdir(parents=True)
         (directory / "model.ckpt-1.index").touch()
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    shutil.rmtree("relative", ignore_errors=True)
     shutil.rmtree(other)
     assert not counts
     shutil.rmtree(f"{tmp_path}/logdir/")
