@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -90,7 +91,7 @@ def test_a_variable_that_another_thread_removes_meanwhile_does_no_harm(monkeypat
     recorder, left, decode = EnvironmentRecorder(), list(names), os.environ.decodevalue
     monkeypatch.setattr(sys, "meta_path", [recorder])
 
-    def decode_meanwhile(value: bytes) -> str:
+    def decode_meanwhile(value: Any) -> str:
         if left:
             del os.environ[left.pop()]
         return decode(value)
