@@ -11,7 +11,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.report.status_object import StatusObject
 from tests.docs.test_journal_page import PAGE, fields_of
 
-PRIVATE = {"version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"}
+PRIVATE = {"version", "program", "run_dir", "shm_dir", "started", "boot", "began_step", "written_at"}
 
 
 def test_every_field_of_run_json_that_status_shows_is_in_the_schema() -> None:
