@@ -47,6 +47,7 @@ from procsv.training.process.standby import StandbyProcess
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, is_of_stop, write_last_words
+from procsv.training.runtime.link import Link
 from procsv.training.runtime.log import flush_output, say
 from procsv.training.runtime.step_gate import StepGate
 
@@ -142,7 +143,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     link.on_tick += [runtime.injected.end_expired, rotation.rotate_if_due]
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
-        link.watch_fd(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
+        link.watch_fd(start.lifeline_fd, lambda: _on_lifeline(runtime, link, start.lifeline_fd))
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         _join_step_gate(runtime, start)
@@ -160,9 +161,9 @@ def _join_step_gate(runtime: Runtime, start: Start) -> None:
         say("--consistent-snapshots cannot pause other machines: snapshots may mix steps")
 
 
-def _on_lifeline(runtime: Runtime, fd: int) -> None:
+def _on_lifeline(runtime: Runtime, link: Link, fd: int) -> None:
     if os.read(fd, 1) == b"":
-        runtime.connection.link.unwatch(fd)
+        link.unwatch(fd)
         say("the watchdog is gone; saving, then ending")
         runtime.stops.request_stop("preempt")
 
