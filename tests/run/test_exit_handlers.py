@@ -77,3 +77,12 @@ def wait_for_standby(run: Launched) -> None:
         "a standby that waits",
         lambda: any(row["role"] == "standby" and row["state"] == "waiting" for row in run.status()["processes"]),
     )
+
+
+@pytest.mark.long
+def test_the_objects_of_tensorflow_do_not_slow_the_end_of_a_trainer_that_is_no_fork(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import gc, tensorflow\nprint('frozen', gc.get_freeze_count())\n")
+    with launched(tmp_path / "run", str(tmp_path / "train.py")) as run:
+        run.wait_end()
+        (frozen,) = [line for line in run.said().splitlines() if line.startswith("frozen ")]
+    assert int(frozen.split()[1]) > 100_000

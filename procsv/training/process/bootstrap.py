@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.process.after_import import call_after_import
 from procsv.training.process.cache_locks import watch_caches
 from procsv.training.process.distribution import watch_collectives, watch_servers
 from procsv.training.process.drop_in import install
@@ -276,6 +278,9 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install()
     reads_input = watch_input()
     watch_exec()
+    # At its end an interpreter collects garbage among all objects. With TensorFlow's that takes a second, in which a
+    # failed trainer cannot be restarted. A fork of a standby has frozen them, too.
+    call_after_import("tensorflow", gc.freeze)
     with runtime.stops.interrupting(_interrupt_program):
         watch_servers(runtime)
         watch_collectives(runtime)
