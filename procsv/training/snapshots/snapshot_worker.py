@@ -39,6 +39,7 @@ class GuardedQueue:
         self.changed = threading.Condition()
         self.queue = SnapshotQueue(cadence)
         self.is_capturing = self.is_reserving = False
+        self.holders = set[int]()  # the threads that capture or reserve now
         self.finishes: dict[int, tuple[Finish, float]] = {}  # how to copy each capture, and its stall in seconds
 
     @contextlib.contextmanager
@@ -52,6 +53,11 @@ class GuardedQueue:
     def is_busy(self) -> bool:
         """Whether a thread uses the backend exclusively."""
         return self.is_capturing or self.is_reserving
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread captures or reserves, and a signal handler interrupts it: it cannot wait for that."""
+        return threading.get_ident() in self.holders
 
 
 class FailureReports:
@@ -111,10 +117,13 @@ class SnapshotMemory:
     def reserve(self) -> None:
         """Reserves snapshot memory, or logs once why there is none and falls back.  Any thread."""
         with self._changed:
+            if self._guarded.is_held_here:
+                return
             self._changed.wait_for(lambda: self._is_reserved or not self._guarded.is_busy)
             if self._is_reserved:
                 return
             self._guarded.is_reserving = True
+            self._guarded.holders.add(threading.get_ident())
         self._get_memory()
 
     @property
@@ -180,6 +189,7 @@ class SnapshotMemory:
             self._source.keep_files()  # before any capture that needs them
             with self._guarded.change() as queue:
                 self._guarded.is_reserving, self._is_reserved = False, True
+                self._guarded.holders.discard(threading.get_ident())
                 queue.looked(self._clock.monotonic(), is_lost)
 
 

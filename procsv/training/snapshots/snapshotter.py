@@ -64,7 +64,6 @@ class Snapshotter:
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
         self._runs_seen = -1  # how many calls had finished when the worker last looked, or when the stop was requested
-        self._capturer = 0  # the thread that captures now
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
@@ -125,8 +124,7 @@ class Snapshotter:
         Any thread but the worker may call it.  With `reuses`, a snapshot that was requested after
         the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
         """
-        if not self._captures_here:
-            self._memory.reserve()
+        self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
@@ -143,7 +141,7 @@ class Snapshotter:
         Raises the error that kept it from getting there.  Waits for an earlier pinned snapshot,
         except when the run is to end: then the last state counts.
         """
-        if self._captures_here and record.state is SnapshotState.REQUESTED:
+        if self._guarded.is_held_here and record.state is SnapshotState.REQUESTED:
             with self._change() as queue:
                 queue.fail([record], RuntimeError(WITHIN), self._clock.monotonic())
         deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
@@ -162,11 +160,6 @@ class Snapshotter:
         if record.failure is not None:
             raise record.failure
         return record
-
-    @property
-    def _captures_here(self) -> bool:
-        """Whether this thread is within a capture, as a signal handler may be: none can begin before that ends."""
-        return self._capturer == threading.get_ident()
 
     def _has_come_far(self, record: Record) -> bool:
         """Whether `record` has come far enough for the thread that waits for it.
@@ -271,7 +264,8 @@ class Snapshotter:
             batch = [] if waits else self.queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
                 return
-            self._guarded.is_capturing, self._capturer = True, threading.get_ident()
+            self._guarded.is_capturing = True
+            self._guarded.holders.add(threading.get_ident())
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
             want = self._runtime.stops.reason or want  # a signal arrives before the message that names the reason
@@ -285,7 +279,8 @@ class Snapshotter:
         finally:
             stopped_s = self._clock.monotonic()
             with self._change() as queue:
-                self._guarded.is_capturing, self._capturer = False, 0
+                self._guarded.is_capturing = False
+                self._guarded.holders.discard(threading.get_ident())
                 if finish is not None:
                     self._boundary.times.captured()
                     self._runtime.numbers.use_number(sequence)

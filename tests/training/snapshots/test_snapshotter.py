@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from procsv.ipc.messaging.checkpoint_messages import SaveFailed
+from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots import snapshot_queue, snapshotter
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
 from procsv.training.snapshots.snapshot_state import SnapshotState
+from procsv.training.snapshots.snapshot_worker import GuardedQueue, SnapshotMemory
 from tests.support.naming import Naming
 from tests.support.programs import until
-from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
+from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, Backend, World
 
 
 def test_only_the_worker_copies_what_is_captured_at_the_boundary(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +192,16 @@ def test_a_save_by_a_signal_handler_within_a_capture_fails_at_once_and_the_captu
     assert world.wait_told(1).want == "periodic"
     world.snapshotter.take_snapshot("final")
     assert world.wait_told(2).want == "final"
+
+
+def test_a_signal_handler_within_a_reservation_of_memory_does_not_wait_for_it(world: World) -> None:
+    class Interrupted(Backend):
+        def reserve(self) -> None:
+            memory.reserve()
+
+    backends = (Interrupted(world.source), world.fallback)
+    memory = SnapshotMemory(cast(Runtime, world), world.source, backends, world.cadence, GuardedQueue(world.cadence))
+    thread = threading.Thread(target=memory.reserve, daemon=True)
+    thread.start()
+    thread.join(NEWS_S_MAX)
+    assert not thread.is_alive()
