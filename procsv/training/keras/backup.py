@@ -13,12 +13,13 @@ place and says so once.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import keras
 import tensorflow as tf
@@ -130,6 +131,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         )
         hooks.apply_hooks(BackupAndRestore)
 
+    def __deepcopy__(self, known: dict[int, Any]) -> Self:
+        """Copy the callback, as a search does for each of its fits. All copies belong to this process' run."""
+        return copy.copy(self)
+
     def make_fit(self, callbacks: Any, epochs: Epochs) -> Fit | None:
         """Create the Fit for a call of `fit` that is starting. The hooks call this."""
         if self.save_freq is False:
@@ -217,7 +222,7 @@ class DropInBackup(BackupAndRestore):
         self.named = os.path.realpath(backup_dir)
 
     def _be_theirs(self) -> None:
-        _theirs.__init__(*self._arguments.args, **self._arguments.kwargs)
+        _theirs.__init__(self, *self._arguments.args[1:], **self._arguments.kwargs)  # a copy has the original's
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

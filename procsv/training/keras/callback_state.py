@@ -16,11 +16,11 @@ process: paths, pids, files, threads, functions. A number or text that only `on_
 too. A saved value carries its `first` and `start` marks. It is restored if today's marks are equal.
 Otherwise the program now passes something else, and that wins.
 
-An attribute may be an object of the program's own (a dataclass, or a class from the callback's
-package). Its fields count as attributes of the callback, under names like `stats.total`. Values go
-into the objects that today's program made, and a file never names a class. An attribute of the
-callback's class, which all callbacks of that class share, is state in the same way. This module
-does not depend on Keras.
+An attribute may be an object of the program's own (a dataclass, or a class of the program or of the
+callback's package), or a method of one. Its fields count as attributes of the callback, under names
+like `stats.total`. Values go into the objects that today's program made, and a file never names a
+class. An attribute of the callback's class, which all callbacks of that class share, is state in
+the same way. This module does not depend on Keras.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import dis
 import enum
+import functools
 import inspect
 import os
 import random
@@ -51,6 +53,8 @@ NESTED_MAX = 4  # how deep the program's own objects are followed
 LIBRARIES = {"keras", "tensorflow", "procsv"}
 MADE_BY_FIT = "an object that the fit made and the constructor did not"
 REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place, as the program may hold references
+CONTAINERS = (list, dict, set, deque)
+ITEMS_MAX = 100  # a larger container outside of a callback counts as changed only if its size changes
 
 
 class SavedValue(NamedTuple):
@@ -71,8 +75,12 @@ class Baseline:
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
-        self._outside: dict[str, tuple[Any, int]] = {}  # containers, and how many items they had
+        self._outside: dict[str, tuple[Callable[[], Any], Any]] = {}  # how to read each, and what it held
         self.settings = self._read_settings(callback)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, or a file if the program pickles its callback."""
+        return {**vars(self), "_outside": {}}
 
     def start_fit(self, callback: Any) -> None:
         """Mark the callback before `on_train_begin` of another fit."""
@@ -86,11 +94,11 @@ class Baseline:
         """Mark the callback after `on_train_begin`."""
         self._begun = self._mark(callback)
         self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
-        self._outside = {name: (one, len(one)) for name, one in _containers_outside(callback).items()}
+        self._outside = {name: (read, _outline(read())) for name, read in _find_outside(callback).items()}
 
     def find_changed_outside(self) -> list[str]:
-        """Return the names of containers that are no part of the callback, and that the fit has filled or emptied."""
-        return [name for name, (one, size) in self._outside.items() if len(one) != size]
+        """Return the names of variables and containers that are no part of the callback, and that the fit has changed."""
+        return [name for name, (read, before) in self._outside.items() if _outline(read()) != before]
 
     def is_set_at_begin(self, name: str) -> bool:
         """Return whether `on_train_begin` has changed this attribute."""
@@ -226,26 +234,64 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
             for name, value in _data_of_class(kind):
                 yield f"{prefix}{kind.__name__}.{name}", (kind, name, value)
     for name, value in _attributes_of(holder).items():
-        if prefix.count(".") < NESTED_MAX and _is_own(value, homes):
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield from _walk(value, f"{prefix}{name}.", homes, seen)
+        target = value.__self__ if inspect.ismethod(value) else value
+        if prefix.count(".") < NESTED_MAX and _is_own(target, homes):
+            if id(target) not in seen:
+                seen.add(id(target))
+                yield from _walk(target, f"{prefix}{name}.", homes, seen)
         else:
             yield f"{prefix}{name}", (holder, name, value)
 
 
-def _containers_outside(callback: Any) -> dict[str, Any]:
-    """Return the containers outside a callback that its functions use: globals, and variables of closures."""
+def _find_outside(callback: Any) -> dict[str, Callable[[], Any]]:
+    """Return what the functions of a callback may change outside of it, by name, with a function that reads it.
+
+    These are lists and the like that they name, and globals and variables of closures that they set.
+    """
     holders = [callback, *filter(is_own, type(callback).__mro__)]
     functions = [
         one for holder in holders for one in vars(holder).copy().values() if inspect.isfunction(one) and is_own(one)
     ]
-    found = dict[str, Any]()
+    found = dict[str, Callable[[], Any]]()
     for function in functions:
         with contextlib.suppress(ValueError):  # a variable without a value
             named = inspect.getclosurevars(function)
-            found |= {**named.globals, **named.nonlocals}
-    return {name: value for name, value in found.items() if type(value) in (list, dict, set, deque)}
+            for name, value in {**named.globals, **named.nonlocals}.items():
+                if type(value) in CONTAINERS:
+                    found[name] = _reader({name: value}, name)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for step in dis.get_instructions(function):
+            if step.opname == "STORE_GLOBAL":
+                found[step.argval] = _reader(function.__globals__, step.argval)
+            elif step.opname == "STORE_DEREF" and step.argval in cells:
+                found[step.argval] = functools.partial(_content_of, cells[step.argval])
+    return found
+
+
+def _reader(known: Mapping[str, Any], name: str) -> Callable[[], Any]:
+    return lambda: known.get(name)
+
+
+def _content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return None
+
+
+def _outline(value: Any, depth: int = 3) -> Any:
+    """Return how many items a container has, and which: numbers and texts themselves, others by id.
+
+    Of a large one, only the size.
+    """
+    if is_scalar(value):
+        return value
+    if not depth or type(value) not in (*CONTAINERS, tuple):
+        return id(value)
+    if len(value) > ITEMS_MAX:
+        return len(value)
+    items = value if isinstance(value, tuple) else value.copy()  # another thread may change it
+    return [_outline(item, depth - 1) for item in (items.items() if isinstance(items, dict) else items)]
 
 
 def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
@@ -275,7 +321,9 @@ def _is_own(value: Any, homes: set[str]) -> bool:
     kind: Any = type(value)
     if dataclasses.is_dataclass(value):
         return not kind.__dataclass_params__.frozen
-    return hasattr(value, "__dict__") and all(base.__module__.partition(".")[0] in homes for base in kind.__mro__[:-1])
+    return hasattr(value, "__dict__") and all(
+        is_own(base) or base.__module__.partition(".")[0] in homes for base in kind.__mro__[:-1]
+    )
 
 
 # -- values ----------------------------------------------------------------------------------------------------

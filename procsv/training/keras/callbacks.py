@@ -27,7 +27,13 @@ from procsv.base.errors import UserError
 from procsv.base.location import local_path
 from procsv.base.plain_values import digest, find_unkept, still
 from procsv.training.keras import private
-from procsv.training.keras.callback_state import HASHED_BYTES, Baseline, SavedValue, find_changed_settings
+from procsv.training.keras.callback_state import (
+    HASHED_BYTES,
+    Baseline,
+    SavedValue,
+    find_changed_settings,
+    find_leaves,
+)
 from procsv.training.keras.content_digest import is_own, set_by_libraries
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
@@ -116,13 +122,31 @@ def _state_of(callback: Any) -> Any:
     is_of_keras = _is_of_keras(callback)
     state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)
     if not is_of_keras:
-        for name, why in unkept.items():
+        for name, why in {**unkept, **_with_variables(callback, kind)}.items():
             _say_unkept(kind, name, why, f"Give {kind} get_state() and set_state(state) if it matters")
     return {
         "kept": {name: tuple(saved) for name, saved in state.items()},
         "settings": baseline.settings,
         "files": read_files(callback),
     }
+
+
+def _with_variables(callback: Any, kind: str) -> dict[str, str]:
+    """Return the attributes with variables that are no part of the model: lists of variables, and other models."""
+    found, model = dict[str, str](), callback.model
+    for name, (_, _, value) in find_leaves(callback):
+        if name in FITS_OWN or (kind, name) in _said or model is None:
+            continue
+        items = list(value.copy().values()) if type(value) is dict else value
+        items = items if isinstance(items, list | tuple) else [items] if isinstance(items, keras.Layer) else ()
+        if items and (isinstance(items[0], keras.Layer) or hasattr(type(items[0]), "assign")):
+            own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
+            known = {id(one) for variable in own for one in (variable, getattr(variable, "value", None))}
+            if known.issuperset(id(one) for item in items for one in getattr(item, "variables", [item])):
+                _said.add((kind, name))  # there is nothing to say
+            else:
+                found[name] = "it has variables of its own"
+    return found
 
 
 def read_model(model: Any) -> dict[str, Any]:

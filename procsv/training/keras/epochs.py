@@ -6,6 +6,7 @@ since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from procsv.training.keras.private import ENUMERATES, EpochIterator
 
 # Whether iterators are kept from one epoch to the next. Until Keras 3.6 that was so only with steps_per_epoch.
 KEEPS_ITERATORS = ENUMERATES == "_enumerate_iterator"
+Wrapped = Callable[[Callable[[], None]], None]
 
 
 def _has_last_batch() -> bool:
@@ -119,11 +121,14 @@ class Epochs:
         """Whether TensorFlow can save the position of an iterator over this data."""
         return not hasattr(self.keras_iterator.data_adapter, "generator") and self.py_dataset is None
 
-    def wrap_epoch_end(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Have `call` run the PyDataset's `on_epoch_end` at each end of an epoch."""
+    def wrap_epoch_hooks(self, begin: Wrapped, end: Wrapped) -> None:
+        """Have these two run the PyDataset's `on_epoch_begin` and `on_epoch_end`, in each epoch."""
         dataset = self.py_dataset
-        end = dataset.on_epoch_end
-        self.keras_iterator.data_adapter.py_dataset = _Ending(dataset, lambda: call(end))
+        hooks = {"on_epoch_begin": begin, "on_epoch_end": end}
+        made: dict[str, Callable[[], None]] = {
+            name: functools.partial(wrap, getattr(dataset, name)) for name, wrap in hooks.items()
+        }
+        self.keras_iterator.data_adapter.py_dataset = _Hooked(dataset, made)
 
     def begin_epoch(self) -> None:
         """Tell the data that an epoch begins, as Keras does since 3.5."""
@@ -203,11 +208,12 @@ def evaluation_data(model: Any) -> Epochs | None:
     return None if found is None else Epochs(found)
 
 
-class _Ending:
-    """A PyDataset with another `on_epoch_end`, which only Keras' adapter sees."""
+class _Hooked:
+    """A PyDataset with other hooks, which only Keras' adapter sees."""
 
-    def __init__(self, dataset: Any, end: Callable[[], None]) -> None:
-        self._dataset, self.on_epoch_end = dataset, end
+    def __init__(self, dataset: Any, hooks: dict[str, Callable[[], None]]) -> None:
+        self._dataset = dataset
+        vars(self).update(hooks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -230,8 +236,12 @@ def pipeline_of(epochs: Epochs) -> list[Any]:
 
     Other data have none: Keras makes their pipeline anew for each fit.
     """
-    found = getattr(epochs.keras_iterator.data_adapter, "_dataset", None)
-    steps = [found] if isinstance(found, tf.data.Dataset) else list[Any]()
+    return steps_of(getattr(epochs.keras_iterator.data_adapter, "_dataset", None))
+
+
+def steps_of(dataset: Any) -> list[Any]:
+    """Return the steps of a tf.data pipeline, the last one first; none of other data."""
+    steps = [dataset] if isinstance(dataset, tf.data.Dataset) else list[Any]()
     for one in steps:
         steps += one._inputs()
     return steps
@@ -267,11 +277,12 @@ def captured_variables(dataset: Any) -> list[Any]:
     weights of an embedding.
     """
     found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
-    return [one for one in found.values() if _bytes_of(one) <= COUNTER_BYTES_MAX]
+    return [one for one in found.values() if is_small(one)]
 
 
-def _bytes_of(variable: Any) -> int:
-    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
+def is_small(variable: Any) -> bool:
+    """Return whether a variable may be a counter."""
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size) <= COUNTER_BYTES_MAX
 
 
 def unkept_variables(dataset: Any) -> list[Any]:
@@ -279,13 +290,19 @@ def unkept_variables(dataset: Any) -> list[Any]:
     found = dict[int, Any]()
     for one in functions_of(dataset):
         graph = one.function.graph
-        definition, inside = graph.as_graph_def(), {id(outer): inner.op.name for outer, inner in graph.captures}
-        functions = {function.signature.name: function for function in definition.library.function}
-        for variable in graph.variables:
-            name = inside.get(id(variable.handle), "")
-            if name and _bytes_of(variable) > COUNTER_BYTES_MAX and _is_written(name, definition.node, functions):
-                found[id(variable)] = variable
+        large = [variable for variable in graph.variables if not is_small(variable)]
+        found |= {id(variable): variable for variable in written_variables(graph, large)}
     return list(found.values())
+
+
+def written_variables(graph: Any, variables: list[Any]) -> list[Any]:
+    """Return those of `variables` that the function of `graph` writes to."""
+    if not variables:
+        return []
+    definition, inside = graph.as_graph_def(), {id(outer): inner.op.name for outer, inner in graph.captures}
+    functions = {function.signature.name: function for function in definition.library.function}
+    names = {id(variable): inside.get(id(variable.handle), "") for variable in variables}
+    return [one for one in variables if names[id(one)] and _is_written(names[id(one)], definition.node, functions)]
 
 
 def _is_written(name: str, nodes: Any, functions: dict[str, Any]) -> bool:

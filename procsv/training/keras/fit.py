@@ -116,7 +116,8 @@ class Fit:
         self._runtime.heartbeat.show_loss(read_loss(self._logs, self._progress.read_step()))
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
             return self._found_end
-        return self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
+        place = self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
+        return place | {"step": self._state is not None and self._state.has_step_variables}
 
     def _note_durable(self, news: Durable) -> None:
         self._saved = news
@@ -204,7 +205,7 @@ class Fit:
         self._since_saved += self._progress.end_batch(self._epochs.last_batch_of(batch))
         if self._is_first_batch:
             self._is_first_batch = False
-            self._make_source().track_variables()
+            self._make_source().track_step()
             look_for_counting_ops(self.model)
         if isinstance(self._options.save_freq, int) and self._since_saved >= self._options.save_freq:
             self._request_checkpoint()

@@ -422,7 +422,9 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
     # A state of an older version has fewer settings.
     changes = {name for name in differences if name in recorded.settings}
     if recorded.is_over:
-        longer = differences == ["epochs"] and mine.settings["epochs"] > recorded.settings["epochs"]
+        # At another place in the program, it is another fit of the same start.
+        longer = recorded.number == number and differences == ["epochs"]
+        longer = longer and mine.settings["epochs"] > recorded.settings["epochs"]
         if longer and mine.is_proof:
             return Decision.RESUME, ""
     elif recorded.number == number and changes <= {"code"}:

@@ -181,10 +181,11 @@ class FitStart:
         identity, number = self._progress.identity, self._series.number
         path = self._ended.find_end(self._series.keys[-1]) if identity.is_proof else None
         if path is not None:
-            self.build()
+            found = FoundState(path)
+            self.build(found.place)
             self.is_repeated = True
             self._say_ended()
-            self._go_on_from(FoundState(path), is_past=True)
+            self._go_on_from(found, is_past=True)
             return "ended"
         self.is_repeated = True
         why = "its final state is no longer kept" if identity.is_proof else find_unseen(identity)
@@ -200,8 +201,8 @@ class FitStart:
         self._progress.go_on_from(found.place, is_past)
         self.found = found
 
-    def build(self) -> None:
-        """Create all variables before the first batch, because a state goes into them."""
+    def build(self, place: Plain) -> None:
+        """Create all variables before the first batch, because the state of `place` goes into them."""
         try:
             build_model(self._model, self._epochs)
         except Exception as error:
@@ -210,7 +211,8 @@ class FitStart:
                 f"the saved state cannot be restored: {type(self._model).__qualname__} is not built, and "
                 f"Keras cannot build it without data ({why}); call model.build(input_shape) before fit"
             ) from error
-        self._make_source().track_variables()
+        is_traced = place.get("step", False) and trace_step(self._model, self._epochs.element_spec)
+        self._make_source().track_step(is_traced)
 
     def take_found(self) -> FoundState | None:
         """Return the state still to be restored, once; None if there is none."""
@@ -224,17 +226,15 @@ def build_model(model: Any, epochs: Epochs) -> None:
 
     Keras builds a model by its `call`. A `train_step` of the program's own may not use `call`, and
     may have optimizers and metrics of its own. It is therefore traced as its first step would trace
-    it, but not executed.
+    it, but not executed. If it leaves the compiled optimizer alone, that one has no variables.
     """
     spec = epochs.element_spec
+    is_traced = private.has_own_step(model) and trace_step(model, spec)
     try:
-        private.build(model, spec)
+        private.build(model, spec, with_optimizer=not is_traced)
     except Exception:
-        if not trace_step(model, spec):
+        if not is_traced and not trace_step(model, spec):
             raise
-        return
-    if private.has_own_step(model):
-        trace_step(model, spec)
 
 
 def trace_step(model: Any, spec: Any) -> bool:
@@ -272,8 +272,9 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
     if not private.is_built(model) or not private.is_alone(model) or model.run_eagerly:
         return
     began_s, random = time.monotonic(), read_random()
-    private.build(model, epochs.element_spec)
-    state.track_variables()
+    build_model(model, epochs)
+    trace_step(model, epochs.element_spec)
+    state.track_step()
     held = state.hold_values()
     if held is None:
         return

@@ -287,7 +287,7 @@ class _ModelFiles:
 
     def __init__(self) -> None:
         self._layout: FileLayout | None = None
-        self._variables: list[int] = []  # ids of the model's variables when the layout was found
+        self._variables: list[Any] = []  # of the model, when the layout was found
         self._refusal = ""  # why Keras has to save this model
         self._said = set[str]()
 
@@ -299,8 +299,8 @@ class _ModelFiles:
     def save(self, model: Any, path: str, weights_only: bool) -> None:
         """Save the model as it is now. On return it is on disk, or on its way there."""
         fit = hooks.fit_of(model)
-        variables = [id(variable) for variable in _variables_of(model)]
-        if variables != self._variables:
+        variables = _variables_of(model)
+        if list(map(id, variables)) != list(map(id, self._variables)):
             self._layout, self._refusal, self._variables = None, "", variables
         if not knows_files:
             self._refusal = UNKNOWN

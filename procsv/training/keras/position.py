@@ -16,9 +16,10 @@ had left them, so that the next fit on the same data goes on there.
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ from procsv.training.keras.epochs import (
     repeats_shuffled,
     shuffles,
     shuffles_itself,
+    steps_of,
     unkept_variables,
 )
 from procsv.training.keras.private import read_random, write_random
@@ -64,6 +66,7 @@ class Saved(msgspec.Struct, frozen=True):
     began: bytes = b""  # the state outside of the last iterator when it began
     # The random state before each `on_epoch_end` of a PyDataset; empty if the call drew no random number.
     ends: list[bytes] = []
+    begins: list[bytes] = []  # the same before each `on_epoch_begin`
     batch_size: int | None = None
 
 
@@ -86,14 +89,18 @@ class DataPosition:
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each replayed batch
         self._resume: tuple[Saved, int] | None = None
+        self._made_beside = list[int]()  # `made` of the evaluations, in the state to resume from
+        self.shared: Any = None  # the part of the pipeline that the evaluations have too, if it shuffles
         self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
         self._variables = captured_variables(epochs.dataset)
         _name_unkept(epochs.dataset)
-        self._ends: list[bytes] = []
+        self._ends, self._begins = list[bytes](), list[bytes]()
         self._py_dataset, self._parts = epochs.py_dataset, pipeline_of(epochs)
         if self._py_dataset is not None and shuffles_itself(self._py_dataset):
-            epochs.wrap_epoch_end(self._end_epoch)
+            epochs.wrap_epoch_hooks(
+                lambda call: self._record(call, self._begins), lambda call: self._record(call, self._ends)
+            )
         private.keep_with(epochs.keras_iterator, _MARK, self)
         epochs.replace_dataset(_Counted(epochs.dataset, self))
         self._catch_up()
@@ -108,7 +115,7 @@ class DataPosition:
         has_current = current is not None
         place = (list(self.made), epochs.steps_seen, epochs.num_batches, has_current, self.shape, state, self.is_done)
         began = self._read_outside() if state or self._begins_iterator() else self._began
-        return Saved(*place, began, list(self._ends), self.batch_size)
+        return Saved(*place, began, list(self._ends), list(self._begins), self.batch_size)
 
     def _begins_iterator(self) -> bool:
         """Return whether the next batch is the first of an iterator."""
@@ -133,14 +140,23 @@ class DataPosition:
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
 
-    def _end_epoch(self, end: Callable[[], None]) -> None:
-        """Call the dataset's `on_epoch_end`, and record the random state that it draws from."""
+    def _record(self, call: Callable[[], None], states: list[bytes]) -> None:
+        """Call a hook of the dataset, and record in `states` the random state that it draws from."""
         before = encode(read_random())
-        end()
+        call()
         has_drawn = encode(read_random()) != before
-        if has_drawn and sum(map(len, self._ends)) + len(before) > ENDS_BYTES_MAX:
+        if has_drawn and sum(map(len, states)) + len(before) > ENDS_BYTES_MAX:
             return
-        self._ends.append(before if has_drawn else b"")
+        states.append(before if has_drawn else b"")
+
+    def share_with(self, dataset: Any) -> None:
+        """Note which part of the pipeline the data of the evaluations have, too, if it shuffles.
+
+        Then each iterator over either takes an order from the other.
+        """
+        own = set(map(id, self._parts)) if self._way == "replay" else set[int]()
+        shared = (one for one in steps_of(dataset) if id(one) in own and any(map(shuffles, steps_of(one))))
+        self.shared = next(shared, None)
 
     def check_data(self, saved: Saved) -> None:
         """Raise UserError if the fit now takes its data in another way."""
@@ -158,9 +174,10 @@ class DataPosition:
             'data="none" to resume at the beginning of the epoch'
         )
 
-    def go_to(self, saved: Saved, last_batch: int) -> None:
+    def go_to(self, saved: Saved, last_batch: int, made_beside: Iterable[int] = ()) -> None:
         """Have the next epoch resume after `last_batch` of the saved one (-1: at its beginning)."""
         self._resume = (saved, last_batch) if self._way != "none" else None
+        self._made_beside = list(made_beside)
 
     def end_untrained(self) -> None:
         """Leave the fit without an epoch, and its data as the fit had left them.
@@ -203,6 +220,10 @@ class DataPosition:
         saved, last_batch = resume
         self._end_epochs_again(saved)
         self._began = saved.began
+        for taken in self._made_beside if self.shared is not None else ():
+            iterator = iter(self.shared)
+            if taken:
+                next(iterator)
         if saved.is_done:
             self._go_to_end(saved)
         elif last_batch < 0 and not saved.has_current:
@@ -214,12 +235,14 @@ class DataPosition:
 
     def _end_epochs_again(self, saved: Saved) -> None:
         """Bring a PyDataset that shuffles itself into the order of this epoch."""
-        self._ends = list(saved.ends)
+        self._ends[:], self._begins[:] = saved.ends, saved.begins[: len(saved.ends)]
         keep = read_random()
-        for state in saved.ends:
+        for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):
+            if begin:
+                write_random(decode(begin))
             self._py_dataset.on_epoch_begin()
-            if state:
-                write_random(decode(state))
+            if end:
+                write_random(decode(end))
             self._py_dataset.on_epoch_end()
         write_random(keep)
 

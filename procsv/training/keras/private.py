@@ -165,10 +165,17 @@ def user_metrics(model: Any) -> Any:
     return [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
 
 
-def build(model: Any, element_spec: Any) -> None:
+def build(model: Any, element_spec: Any, with_optimizer: bool = True) -> None:
     """Create all variables of model, metrics and optimizer, without a batch and without a step."""
-    with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=element_spec)
+    leaves_out = not with_optimizer and model.optimizer is not None and not model.optimizer.built
+    if leaves_out:
+        model.optimizer.built = True
+    try:
+        with model.distribute_strategy.scope():
+            model._symbolic_build(data_batch=element_spec)
+    finally:
+        if leaves_out:
+            model.optimizer.built = False
 
 
 def replace_results(model: Any, answer: Callable[[Any], Any]) -> None:

@@ -156,8 +156,8 @@ class Evaluation:
     saves that state, and evaluates again.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, training: DataPosition) -> None:
+        self._model, self._training = model, training
         self._position: DataPosition | None = None
         self._saved: Saved | None = None  # where the first evaluation is to begin
         self._values: Any = None
@@ -180,7 +180,9 @@ class Evaluation:
         if epochs is None:
             return
         self._position, saved = DataPosition(epochs, "replay"), self._saved
-        if saved is not None:  # each iterator that is made advances the seed of a shuffle
+        if saved is not None and self._training.shared is not None:
+            self._position.made += saved.made  # the training has made them again
+        elif saved is not None:  # each iterator that is made advances the seed of a shuffle
             self._position.make_again(saved.made)
 
     @property
@@ -215,7 +217,7 @@ class FitProgress:
         self.number = series.number
         self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
         self.position = DataPosition(epochs, options.data)
-        self.evaluation = Evaluation(self._model)
+        self.evaluation = Evaluation(self._model, self.position)
         self.epoch, self.batch = 0, -1
         self.is_over = False
         self.stop: Stop = ""
@@ -233,6 +235,8 @@ class FitProgress:
     def identify(self, call: dict[str, Any]) -> None:
         """Identify the fit when it begins. `call` holds the arguments of `fit`."""
         call = {**call, "batch_size": self.position.batch_size}
+        if call.get("validation_steps") is None:
+            self.position.share_with(call.get("validation_data"))
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
         self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
         self._settings = self.identity.encode()
@@ -299,11 +303,12 @@ class FitProgress:
         write_random(place["random"])
         saved = msgspec.convert(place["data"], Saved)
         self.evaluation.go_to(place["evaluation"])
+        made_beside = place["evaluation"]["made"] if place["evaluation"] else ()
         if is_over or self._options.data == "none":
-            self.position.go_to(msgspec.structs.replace(saved, is_done=False), -1)
+            self.position.go_to(msgspec.structs.replace(saved, is_done=False), -1, made_beside)
             return
         self.batch = place["batch"]
-        self.position.go_to(saved, self.batch)
+        self.position.go_to(saved, self.batch, made_beside)
         if self.batch >= 0:  # the epoch may end without another batch, and then Keras has no logs for it
             results, model = self._results, self._model
             private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())

@@ -8,6 +8,7 @@ what it resets.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from procsv.training.eager.object_graph import CannotCapture
 from procsv.training.eager.private import GRAPH_KEY, find_op
 from procsv.training.eager.state import EagerState
 from procsv.training.keras import private
+from procsv.training.keras.epochs import is_small, written_variables
 from procsv.training.keras.file_writer import FileWriter
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.source import CannotRestore, Captured
@@ -65,7 +67,7 @@ class Place(tf.train.experimental.PythonState):
 
 
 class Rest(tf.Module):
-    """Variables that a Checkpoint of model and optimizer does not reach: seeds and metrics."""
+    """Variables that a Checkpoint of model and optimizer does not reach: seeds, metrics, and those of a loss."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -108,19 +110,20 @@ class FitState(EagerState):
         is_of_this_fit: Callable[[Plain], bool],
         read_place: Callable[[], Plain],
         read_step: Callable[[], int],
-        build: Callable[[], None],
+        build: Callable[[Plain], None],
         count_calls: Callable[[], int],
         files: FileWriter,
     ) -> None:
         """Make the source of state of a fit.
 
-        `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables
+        `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables of a place
         that do not exist yet.
         """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files = count_calls, files
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
+        self._of_step: list[Any] = []
         self.found: FoundState | None = None
         self.tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
         self.track_variables()
@@ -154,11 +157,31 @@ class FitState(EagerState):
             *private.global_seeds(),
         ]
         optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
-        variables += optimizer_variables
+        variables += [*optimizer_variables, *self._of_step]
         besides = list({id(variable): variable for variable in variables}.values())
         if list(map(id, besides)) != list(map(id, self._besides)):
             self._besides = besides
             self._rest.variables_besides = besides
+
+    @property
+    def has_step_variables(self) -> bool:
+        return bool(self._of_step)
+
+    def track_step(self, is_traced: bool = True) -> None:
+        """Track what the traced step counts in, and neither the model nor its optimizer has.
+
+        Such variables belong to a loss, to another optimizer, or to nobody.
+        """
+        self._of_step = []
+        self.track_variables()
+        if is_traced and private.is_alone(self._model):
+            with contextlib.suppress(CannotCapture):
+                tracked = [item.variable for item in self.current()[0].tracked if item.variable is not None]
+                known = {id(variable.handle) for variable in tracked}
+                graphs = private.traced_graphs(self._model)
+                found = {id(one.handle): one for graph in graphs for one in _counted_in(graph, known)}
+                self._of_step = list(found.values())
+        self.track_variables()
 
     def name_variables(self) -> dict[str, list[str]]:
         """Return each checkpoint key's owner and variable name, for a drill's report."""
@@ -175,7 +198,7 @@ class FitState(EagerState):
         """Keep what was found. If it is of this fit, check that it can be restored."""
         found = FoundState(state)
         if self._is_of_this_fit(found.place):
-            self._build()
+            self._build(found.place)
             if isinstance(state, str):
                 self._check_file(state)
             else:
@@ -226,6 +249,16 @@ class FitState(EagerState):
 
     def put_back_state(self, found: FoundState) -> None:
         super().restore(found.where)
+
+
+def _counted_in(graph: Any, known: set[int]) -> list[Any]:
+    """Return the variables of a traced step, in the order of their use, that it writes to or that may be counters."""
+    order = {id(outer): number for number, (outer, _) in enumerate(graph.captures)}
+    new = order.keys() - known
+    others = [one for one in graph.variables if id(one.handle) in new]
+    others.sort(key=lambda one: order[id(one.handle)])
+    written = set(map(id, written_variables(graph, [one for one in others if not is_small(one)])))
+    return [one for one in others if is_small(one) or id(one) in written]
 
 
 NAMED_MAX = 3

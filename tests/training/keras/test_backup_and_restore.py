@@ -4,6 +4,7 @@ refuses what it cannot do.
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -151,6 +152,16 @@ def test_without_its_position_in_the_data_an_epoch_starts_over(tmp_path: Path) -
     assert int(np.asarray(model.optimizer.iterations)) == 6 - 1 + 8  # the batch that raised did not complete
 
 
+def test_a_search_can_copy_the_callback_for_each_of_its_fits(tmp_path: Path) -> None:
+    ours = procsv.keras.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    for one in (copy.deepcopy(ours), copy.deepcopy([ours])[0]):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        model.fit(X, Y, verbose=0, callbacks=[one])
+        assert one is not ours
+    assert tf.train.latest_checkpoint(str(tmp_path))
+
+
 def test_the_callback_is_a_subclass_of_keras_own(tmp_path: Path) -> None:
     assert isinstance(procsv.keras.BackupAndRestore(tmp_path), keras.callbacks.BackupAndRestore)
 
@@ -164,6 +175,59 @@ def test_a_fit_of_another_model_starts_over_and_the_change_is_named(
     assert history.epoch == [0, 1, 2]
     assert int(np.asarray(model.optimizer.iterations)) == 12
     assert "(Dense (layer 3) units: 8 then, 9 now)" in capfd.readouterr().err
+
+
+class Counting(keras.losses.Loss):
+    """Counts the batches and moves a center with each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.center = tf.Variable(0.0), tf.Variable(tf.zeros(2000))
+
+    def call(self, wanted: Any, found: Any) -> Any:
+        self.center.assign(0.9 * self.center + tf.reduce_mean(found))
+        return tf.square(wanted - found) / self.count.assign_add(1.0) + self.center[0] * found
+
+
+class TwoOptimizers(keras.Model):
+    """Keeps its optimizers in a list, where neither Keras nor TensorFlow looks for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(8), keras.layers.Dense(1)
+        self.both, self.measure = [keras.optimizers.Adam(), keras.optimizers.Adam(1e-2)], Counting()
+
+    def call(self, inputs: Any) -> Any:
+        return self.last(self.first(inputs))
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.measure(data[1], self(data[0]))
+        for optimizer, layer in zip(self.both, (self.first, self.last), strict=True):
+            weights = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.long
+def test_what_a_step_counts_in_beside_model_and_optimizer_is_part_of_the_state(tmp_path: Path) -> None:
+    def train(directory: Path, after: int = 0) -> list[bytes]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(3)
+        model = TwoOptimizers()
+        model.compile(jit_compile=False)
+        ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+        model.fit(X, Y, epochs=3, batch_size=16, verbose=0, callbacks=[Interrupt(after), ours])
+        of_optimizers = [variable for one in model.both for variable in one.variables]
+        found = [*model.variables, *of_optimizers, model.measure.count, model.measure.center]
+        return [np.asarray(variable).tobytes() for variable in found]
+
+    wanted = train(tmp_path / "alone")
+    for after in (6, 1):
+        with pytest.raises(Interrupted):
+            train(tmp_path / "run", after)
+        _end_run()
+    assert train(tmp_path / "run") == wanted
 
 
 # -- refusals --------------------------------------------------------------------------------------------------

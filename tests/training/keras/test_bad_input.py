@@ -179,7 +179,7 @@ def state_of(units: int, directory: Path) -> FitState:
         lambda place: True,
         lambda: {"fit": 1, "callbacks": []},
         lambda: 5,
-        lambda: None,
+        lambda _: None,
         lambda: 0,
         FileWriter(runtime),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,17 +121,85 @@ SEEN = list[int]()
 
 
 def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    losses = list[float]()
+    losses, best, curves = list[float](), {"loss": 9.0}, {"loss": list[float]()}
     callback = begin(
         keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: SEEN.append(epoch),
             on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]),
+            on_train_batch_end=lambda batch, logs: best.update(loss=logs["loss"]),
+            on_train_batch_begin=lambda batch, logs: curves["loss"].append(1.0),
         )
     )
     read_callbacks([callback])
     assert not caplog.text
     callback.on_epoch_begin(0, {})
     callback.on_epoch_end(0, {"loss": 1.0})
+    callback.on_train_batch_begin(0, {})
+    callback.on_train_batch_end(0, {"loss": 1.0})
     read_callbacks([callback])
-    assert "LambdaCallback.losses is not kept" in caplog.text
-    assert "LambdaCallback.SEEN is not kept" in caplog.text
+    assert all(f"LambdaCallback.{name} is not kept" in caplog.text for name in ("SEEN", "losses", "best", "curves"))
+
+
+TOTAL = 0
+
+
+def test_a_variable_outside_of_a_callback_that_it_sets_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    count = 0
+
+    class Counts(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            global TOTAL
+            nonlocal count
+            TOTAL, count = TOTAL + 1, count + 1
+
+    callback = begin(Counts())
+    read_callbacks([callback, begin(copy.deepcopy(callback))])
+    assert not caplog.text
+    callback.on_epoch_begin(0)
+    read_callbacks([callback])
+    assert all(f"Counts.{name} is not kept" in caplog.text for name in ("TOTAL", "count"))
+
+
+def test_variables_of_a_callbacks_own_are_named_and_those_of_the_model_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Averages(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.watched, self.kernels = self.model.layers[0], self.model.trainable_variables
+            self.averages = [keras.Variable(one) for one in self.kernels]
+            self.teacher = keras.models.clone_model(self.model)
+
+    callback, model = Averages(), keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    callback.set_model(model)
+    read_callbacks([begin(callback)])
+    assert all(f"Averages.{name} is not kept" in caplog.text for name in ("averages", "teacher"))
+    assert not any(f"Averages.{name} " in caplog.text for name in ("watched", "kernels"))
+
+
+class Decay:
+    """A schedule that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, epoch: int, rate: float) -> float:
+        self.calls += 1
+        return 1.0 / self.calls
+
+    def count(self, epoch: int, logs: Any = None) -> None:
+        self.calls += 1
+
+
+CALLING: list[Callable[[Decay], Any]] = [
+    keras.callbacks.LearningRateScheduler,
+    lambda one: keras.callbacks.LambdaCallback(on_epoch_end=one.count),
+]
+
+
+@pytest.mark.parametrize("make", CALLING)
+def test_what_an_object_counts_that_a_callback_of_keras_calls_is_kept(make: Callable[[Decay], Any]) -> None:
+    first, second = Decay(), Decay()
+    callbacks = [begin(make(one)) for one in (first, second)]
+    first.calls = 3
+    put_over(*callbacks)
+    assert second.calls == 3

@@ -50,6 +50,15 @@ class ShufflesItself(Data):
         return super().__getitem__(self.order[index])
 
 
+class ShufflesFirst(ShufflesItself):
+    """Shuffles in place before each epoch."""
+
+    def on_epoch_begin(self) -> None:
+        random.shuffle(self.order)
+
+    def on_epoch_end(self) -> None: ...
+
+
 def augmented() -> Any:
     """Map with a random layer that adds a hundred times something to a batch's number."""
     generator = keras.random.SeedGenerator(7)
@@ -66,6 +75,13 @@ def repeated() -> Any:
     """Repeat a shuffle: the fit takes fewer batches of it than a pass has."""
     numbers = tf.data.Dataset.range(BATCHES).shuffle(BATCHES, seed=1).repeat()
     return numbers.map(lambda n: (tf.fill([4, 2], tf.cast(n, tf.float32)), tf.zeros([4, 1])))
+
+
+def split() -> Any:
+    """Split a shuffle: the training and the evaluations each take an order of it in turn."""
+    numbers = tf.data.Dataset.range(2 * BATCHES).shuffle(2 * BATCHES, seed=1)
+    batches = numbers.map(lambda n: (tf.fill([4, 2], tf.cast(n, tf.float32)), tf.zeros([4, 1])))
+    return batches.skip(BATCHES), batches.take(BATCHES)
 
 
 class Interrupted(Exception):
@@ -109,6 +125,9 @@ class Model(keras.Model):
     def train_step(self, data: Any) -> Any:
         return {**super().train_step(data), "at": data[0][0, 0]}
 
+    def test_step(self, data: Any) -> Any:
+        return {**super().test_step(data), "at": data[0][0, 0]}
+
 
 def fit(directory: Path, data: Any, shuffle: bool, *after: int, steps: int | None = None) -> list[int]:
     """Run one start of a program, with a fit for each of `after`. Return the batches on which their states were trained."""
@@ -133,6 +152,7 @@ KINDS: dict[str, tuple[Any, bool]] = {
     "shuffled by fit": (Data, True),
     "shuffled by fit, two threads": (lambda: Data(workers=2), True),
     "shuffles itself": (ShufflesItself, False),
+    "shuffles itself first": (ShufflesFirst, False),
     "a random layer in map": (augmented, False),
 }
 
@@ -164,6 +184,27 @@ def test_a_second_fit_on_the_same_data_goes_on_where_the_first_one_had_left_them
     for after in (1, 6):
         fit(tmp_path / "run", data, False, 0, after, steps=steps)
     assert fit(tmp_path / "run", data, False, 0, 0, steps=steps) == wanted
+
+
+@pytest.mark.long
+def test_a_shuffle_that_training_and_evaluations_share_goes_on_as_in_an_undisturbed_fit(tmp_path: Path) -> None:
+    def evaluate(directory: Path, after: int) -> Any:
+        backup.numbers = FitNumbers()
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(3)
+        model, taken, (batches, validation) = Model(), Taken(after), split()
+        model.compile("sgd", "mse", jit_compile=False)
+        ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+        options: Any = {"validation_data": validation, "shuffle": False, "callbacks": [taken, ours]}
+        with contextlib.suppress(Interrupted):
+            return model.fit(batches, epochs=6, verbose=0, **options).history["val_at"], taken.taken
+        hooks.abandon_all()
+        return None
+
+    wanted = evaluate(tmp_path / "alone", 0)
+    for after in (7, 3, 10):
+        evaluate(tmp_path / "run", after)
+    assert evaluate(tmp_path / "run", 0) == wanted
 
 
 def test_a_batch_size_that_leaves_the_number_of_batches_is_refused_as_another_place() -> None:

@@ -363,6 +363,7 @@ ROWS: list[tuple[str, Recorded | None, FitIdentity, int, bool, Decision]] = [
     ("another optimizer", recorded(MINE), changed(MINE, optimizer={"": "Adam"}), 1, False, Decision.TRAIN),
     ("more epochs", recorded(MINE), changed(MINE, epochs=5), 1, False, Decision.RESUME),
     ("more epochs, it had ended", recorded(MINE, is_over=True), changed(MINE, epochs=5), 1, False, Decision.RESUME),
+    ("more epochs from the same start, elsewhere", recorded(MINE, is_over=True), changed(MINE, epochs=5), 2, False, Decision.TRAIN),
     ("fewer epochs, it had ended", recorded(MINE, is_over=True), changed(MINE, epochs=2), 1, False, Decision.TRAIN),
     ("it is called again", recorded(MINE, 2), changed(MINE, weights="z", epochs=9), 2, True, Decision.RESUME),
     ("it ended before another one", recorded(changed(MINE, epochs=9), 2, ended=[MINE.key]), MINE, 1, False, Decision.LOOK),

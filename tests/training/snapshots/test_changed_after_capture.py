@@ -157,7 +157,7 @@ def fit(stack: ExitStack, directory: Path) -> Made:
         lambda place: True,
         lambda: {"fit": 1, "callbacks": read_callbacks([callback])},
         lambda: count[0],
-        lambda: None,
+        lambda _: None,
         lambda: 0,
         FileWriter(runtime),
     )
