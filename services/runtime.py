@@ -123,7 +123,7 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
     while not _try_lock(lock, start, clock):
         # Without a watchdog there is nothing to do: this process has served nobody, and another serves by now.
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):
-            raise SystemExit(f"procsv {start.task}: whoever ran the run is dead")
+            raise SystemExit(f"procsv {start.task}: the process that supervises the run is dead")
         heartbeat.beat(clock.monotonic())
         if clock.monotonic() > deadline_s:
             holder = lock.holder()

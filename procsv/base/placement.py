@@ -117,7 +117,7 @@ def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, s
         return None
     if spares and len(placement.tasks) == 1:
         raise UserError(
-            "--spare-nodes is for a run of several tasks: the launch of a single one has nobody to tell of its loss"
+            "--spare-nodes is for a run of several tasks: if the machine of a single task is lost, no other launch notices"
         )
     told = environment.get(MOVED)
     return decode_json(told.encode(), Move).apply(placement) if told else placement

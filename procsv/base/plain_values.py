@@ -80,7 +80,7 @@ def _find_fault(one: Any) -> str:
     if kind in (datetime.datetime, datetime.time):
         return "" if type(one.tzinfo) in (type(None), datetime.timezone) else "a time with a named zone"
     if kind is str:
-        return "" if one.isascii() or one == one.encode(errors="replace").decode() else "text that is no Unicode"
+        return "" if one.isascii() or one == one.encode(errors="replace").decode() else "text that is not valid Unicode"
     return "" if kind in SCALARS or kind is bytearray else f"an object of class {kind.__qualname__}"
 
 

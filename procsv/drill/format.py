@@ -23,7 +23,7 @@ _VARIABLES = {
     "different": "different from a run without faults",
     "unknown": "not compared",
 }
-_BY_ITSELF = "not compared: without faults they end differently each time, as of asynchronous tasks"
+_BY_ITSELF = "not compared: without faults they differ from run to run, as in asynchronous training"
 
 
 def as_data(found: Findings) -> dict[str, Any]:

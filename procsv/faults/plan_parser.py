@@ -139,7 +139,7 @@ def _parse_item(item: object, name: str, text: str) -> PlannedFault:
     """Parse a table with `do`, or plain words: `fault = ["kill trainer at step 50"]`."""
     words = item["do"] if isinstance(item, dict) and item.keys() == {"do"} else item
     if not isinstance(words, str):
-        raise UserError(f'{name}: a fault is told in words, do = "kill trainer at step 50", and not as {item!r}')
+        raise UserError(f'{name}: describe a fault in words, do = "kill trainer at step 50", instead of {item!r}')
     try:
         return parse_fault(words)
     except UserError as error:

@@ -90,9 +90,7 @@ class Watch:
             self._stop_observer()
             if not self._has_complained:
                 self._has_complained = True
-                text = (
-                    f"no news of changes in {directory} ({error.strerror}): procsv scans it every few seconds instead"
-                )
+                text = f"the system does not report changes in {directory} ({error.strerror}): procsv scans it every few seconds instead"
                 print(f"procsv checkpoint: {text}", file=sys.stderr)
 
     def _observe(self, directory: Path) -> None:

@@ -189,7 +189,7 @@ class LeaseFile:
             with contextlib.suppress(Fenced):  # taken after the check, or by a launch that was then refused
                 write(fence)
                 return lost_to(self, run)
-        raise Fenced(f"the pen of {run} is taken again and again")
+        raise Fenced(f"another launch on {run} prevents this one from writing its lease")
 
     def create(self, lease: Lease) -> None:
         """Creates the file; FileExistsError if another process has just done so."""

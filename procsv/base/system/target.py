@@ -136,7 +136,9 @@ def _check_module(target: Target, search: list[str]) -> None:
         where = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
         found = name
         if where is None and found != target.module:
-            raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
+            raise UserError(
+                f"{target.text}: {found} is a module, not a package, so nothing can be imported from inside it"
+            )
     if target.kind == "function" and spec is not None and where is None:  # in a package, modules are names, too
         _check_function(target, spec)
     if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):

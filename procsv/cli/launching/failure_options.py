@@ -132,8 +132,8 @@ EVENTS = OptionGroup(
         default="",
         show_default="none",
         metavar="URL",
-        help="Tell people of the same events, in a sentence, through Apprise: slack://…, mailto://…, json://… and a hundred others; "
-        "several with commas between them. Needs pip install 'procsv[notify]'. Set it as PROCSV_LAUNCH_NOTIFY to keep it out of the process list.",
+        help="Tell people of the same events, in a sentence, through Apprise: slack://…, mailto://…, json://… and a hundred others. "
+        "Separate several with commas. Needs pip install 'procsv[notify]'. Set it as PROCSV_LAUNCH_NOTIFY to keep it out of the process list.",
     ),
     seconds(
         "--on-event-timeout",

@@ -58,8 +58,8 @@ RUN = OptionGroup(
         type=Duration("auto"),
         default="auto",
         metavar="auto|S|0",
-        help="Time between snapshots in memory, which is what a crash may cost. auto: as many as it can take for 1 % of the time; "
-        "0: one for each checkpoint only.",
+        help="Time between snapshots in memory, which is what a crash may cost. auto: as often as costs 1 % of the time; 0: one for "
+        "each checkpoint only.",
         is_common=True,
     ),
     option(
@@ -87,7 +87,7 @@ RUN = OptionGroup(
     option(
         "--group-readable",
         is_flag=True,
-        help="Let the group of the logdir read run.json, journal, logs and crash reports; else they are yours alone.",
+        help="Let the group of the logdir read run.json, journal, logs and crash reports. By default only you can.",
     ),
     option(
         "--config",
@@ -106,8 +106,8 @@ TASKS = OptionGroup(
         "--workers",
         0,
         0,
-        "Train in several tasks: N workers beside the chief, which learn of each other from TF_CONFIG. On this machine, unless "
-        "--cluster has them on several.",
+        "Train in several tasks: N workers beside the chief. TF_CONFIG tells each task about the others. They run on this "
+        "machine, unless --cluster spreads them over several.",
     ),
     count("--ps", 0, 0, "Parameter servers of a run with several tasks."),
     count("--evaluators", 0, 0, "Evaluators, which read the checkpoints of a run with several tasks."),
@@ -115,7 +115,7 @@ TASKS = OptionGroup(
         "--chief/--no-chief",
         "has_chief",
         default=True,
-        help="Whether there is a chief beside the workers; else worker 0 is the task whose state is saved.",
+        help="Whether there is a chief beside the workers. Without one, the state of worker 0 is saved.",
     ),
     option(
         "--restart",
@@ -129,8 +129,8 @@ TASKS = OptionGroup(
         type=click.IntRange(min=0),
         metavar="N",
         show_default="all",
-        help="Go on without workers that are given up, as long as N of --workers are left; a chief is not one of them, and with "
-        "--no-chief worker 0 is. Not for a gang. The chief and parameter servers are always needed.",
+        help="Go on without workers that are given up, as long as N of --workers are left. The chief does not count as a worker; "
+        "with --no-chief, worker 0 does. Not for a gang. The chief and parameter servers are always needed.",
     ),
     option(
         "--consistent-snapshots",
@@ -147,15 +147,15 @@ MACHINES = OptionGroup(
         "--cluster",
         type=click.Choice(CLUSTERS),
         default="auto",
-        help="How this launch learns whether it is one of several, with one task each, and which task it has. slurm: as srun has started them. tf-config: "
-        "as TF_CONFIG says. indexed-job: a pod of an indexed Job or a JobSet of Kubernetes. local: no, all tasks are this one's. auto: "
-        "what the environment has of these. The launch with the task whose state is saved coordinates the others.",
+        help="How this launch learns whether it is one of several, each with one task, and which task it has. slurm: from srun. tf-config: "
+        "from TF_CONFIG. indexed-job: from the indexed Job or JobSet of its Kubernetes pod. local: it is the only one and runs all "
+        "tasks. auto: from whichever of these the environment shows. The launch with the task whose state is saved coordinates the others.",
     ),
     count(
         "--spare-nodes",
         0,
         0,
-        "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes over its task, and all tasks restart.",
+        "Launches that wait without a task. When a machine is lost, one of them takes over its task, and all tasks restart.",
     ),
     option(
         "--secret-file",

@@ -294,7 +294,7 @@ def _zeros_like(spec: Any, batch: int) -> Any:
     """Return an endless dataset of zeros like `spec`, with unknown sizes where `spec` has them."""
     for one in tf.nest.flatten(spec):
         if type(one) is not tf.TensorSpec or one.shape.rank is None:
-            raise ValueError(f"elements of {one} cannot be made up")
+            raise ValueError(f"procsv cannot make a sample element of {one}")
 
     def zeros(one: Any) -> Any:
         sizes = [size if size is not None else batch if axis == 0 else 1 for axis, size in enumerate(one.shape)]

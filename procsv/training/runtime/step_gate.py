@@ -203,7 +203,7 @@ class StepGate:
             elif now_s - self._died_s.setdefault(task, now_s) < SETTLE_S:
                 return f"{task} has just died in a step"
             if is_alive and mark == bytes([StepMark.UNKNOWN]):
-                return f"{task} has made no step yet that can be held"
+                return f"{task} has not begun a step that can be held"
         return ""
 
     def _file(self, path: Path) -> int | None:

@@ -299,7 +299,9 @@ class CheckpointCore:
         self._answer_followers(self.restoring.advance_question(directory.known_plan, directory.scans_done))
         self._begin_save(now_s)
         if self._is_finishing and directory.plan is None and self.states.unsaved is not None:
-            self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
+            self.saving.last_error = (
+                self.saving.last_error or "no trainer has told the checkpoint service how to name checkpoints"
+            )
             self._out += self.waiting.answer_endings(self.states, self.saving, is_hopeless=True)
         self._out += self.waiting.answer_endings(
             self.states,

@@ -72,7 +72,7 @@ class DataFile:
                 disk.set_direct(self._fd, False)  # the last piece is not a whole page
             self._write_view(block[whole : self._filled])
         if self._is_direct and self._given.digest() != self._told.digest():
-            raise WriteMismatch(f"{self._path.name}: the disk was given other bytes than were to be written")
+            raise WriteMismatch(f"{self._path.name}: what was written is not what was to be written")
         return FileSum(self.size, self._told.hexdigest())
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def adopt(newcomers: Sequence[Newcomer], settings: LaunchSettings) -> SurvivingT
     first, *others = (one for one in newcomers if one.cluster is not None)
     assert first.cluster is not None
     if settings.restart == "gang":
-        raise NothingToAdopt("its tasks train in step, and end with the first of them")
+        raise NothingToAdopt("its tasks train in step: when the first one ends, so do the others")
     for one in (first, *others):
         if one.settings != settings:
             raise NothingToAdopt(f"{one.task} runs with other options than this launch")
