@@ -133,12 +133,13 @@ def _state_of(callback: Any) -> Any:
 
 def _with_variables(callback: Any, kind: str) -> dict[str, str]:
     """Return the attributes with variables that are no part of the model: lists of variables, and other models."""
-    found, model = dict[str, str](), callback.model
+    found, model = dict[str, str](), getattr(callback, "model", None)
     for name, (_, _, value) in find_leaves(callback):
         if name in FITS_OWN or (kind, name) in _said or model is None:
             continue
-        items = list(value.copy().values()) if type(value) is dict else value
-        items = items if isinstance(items, list | tuple) else [items] if isinstance(items, keras.Layer) else ()
+        items = [value] if isinstance(value, keras.Layer) else []
+        if type(value) is dict or isinstance(value, list | tuple):  # copied, as another thread may change it
+            items = list(value.copy().values() if type(value) is dict else value)
         if items and (isinstance(items[0], keras.Layer) or hasattr(type(items[0]), "assign")):
             own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
             known = {id(one) for variable in own for one in (variable, getattr(variable, "value", None))}

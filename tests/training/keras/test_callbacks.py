@@ -203,3 +203,18 @@ def test_what_an_object_counts_that_a_callback_of_keras_calls_is_kept(make: Call
     first.calls = 3
     put_over(*callbacks)
     assert second.calls == 3
+
+
+def test_a_callback_that_does_not_keep_its_model_is_read() -> None:
+    class Plain:
+        """What Keras needs of a callback, without its base class."""
+
+        def __init__(self) -> None:
+            self.counts = {"steps": 0}
+
+    callback = Plain()
+    mark_fresh([callback])
+    mark_begun([callback])
+    callback.counts["steps"] = 3
+    ((_, state),) = read_callbacks([callback])
+    assert [saved[-1] for saved in state["kept"].values()] == [{"steps": 3}]
