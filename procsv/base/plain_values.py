@@ -2,8 +2,8 @@
 
 Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored file
 may come from anywhere, so it can only name the types in this module.  Another thread may change a
-container at any time, and Python refuses to iterate over one that changes: so each is copied in one
-step first.
+container at any time, and Python refuses to iterate over one that changes.  So each container is
+copied in one step first.
 """
 
 from __future__ import annotations

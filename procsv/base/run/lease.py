@@ -189,7 +189,7 @@ class LeaseFile:
             with contextlib.suppress(Fenced):  # taken after the check, or by a launch that was then refused
                 write(fence)
                 return lost_to(self, run)
-        raise Fenced(f"another launch on {run} prevents this one from writing its lease")
+        raise Fenced(f"another launch keeps removing the fence of run {run}")
 
     def create(self, lease: Lease) -> None:
         """Creates the file; FileExistsError if another process has just done so."""

@@ -79,7 +79,7 @@ class Baseline:
         self.settings = self._read_settings(callback)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has, or a file if the program pickles its callback."""
+        """Return what to copy or to pickle: all but the functions that read variables outside."""
         return {**vars(self), "_outside": {}}
 
     def start_fit(self, callback: Any) -> None:

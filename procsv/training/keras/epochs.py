@@ -296,7 +296,7 @@ def unkept_variables(dataset: Any) -> list[Any]:
 
 
 def written_variables(graph: Any, variables: list[Any]) -> list[Any]:
-    """Return those of `variables` that the function of `graph` writes to."""
+    """Return the variables among `variables` that the function of `graph` writes to."""
     if not variables:
         return []
     definition, inside = graph.as_graph_def(), {id(outer): inner.op.name for outer, inner in graph.captures}

@@ -67,7 +67,7 @@ class Place(tf.train.experimental.PythonState):
 
 
 class Rest(tf.Module):
-    """Variables that a Checkpoint of model and optimizer does not reach: seeds, metrics, and those of a loss."""
+    """Variables that a Checkpoint of model and optimizer does not reach, such as seeds, metrics and a loss's own."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -168,9 +168,9 @@ class FitState(EagerState):
         return bool(self._of_step)
 
     def track_step(self, is_traced: bool = True) -> None:
-        """Track what the traced step counts in, and neither the model nor its optimizer has.
+        """Track the variables that the traced step writes to and that neither the model nor its optimizer has.
 
-        Such variables belong to a loss, to another optimizer, or to nobody.
+        They belong to a loss or to another optimizer, for example.
         """
         self._of_step = []
         self.track_variables()

@@ -278,8 +278,9 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install()
     reads_input = watch_input()
     watch_exec()
-    # At its end an interpreter collects garbage among all objects. With TensorFlow's that takes a second, in which a
-    # failed trainer cannot be restarted. A fork of a standby has frozen them, too.
+    # An interpreter that ends collects garbage once more. TensorFlow's objects would cost it a second, and only then can
+    # a failed trainer be restarted. A standby freezes them for its forks. What is never finalized: a cycle of objects
+    # that the program made before this import.
     call_after_import("tensorflow", gc.freeze)
     with runtime.stops.interrupting(_interrupt_program):
         watch_servers(runtime)

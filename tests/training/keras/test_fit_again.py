@@ -198,7 +198,7 @@ def test_the_attributes_of_a_model_are_state(
 
 
 class Ending:
-    """A fit of another thread's model, as far as its end goes."""
+    """A fit that does nothing but end."""
 
     def __init__(self) -> None:
         self.model = object()
