@@ -84,20 +84,22 @@ class ImportRecord:
 class EnvironmentRecorder:
     """Records the program's environment changes up to its import of TensorFlow.
 
-    It is a finder that finds nothing, and is removed at the first `import tensorflow`.
+    It is a finder that finds nothing.  It stays in `sys.meta_path` when it has finished: a search
+    that goes on in that list, on this thread or another, would skip a finder if this one left.
     """
 
     def __init__(self) -> None:
         self.changes: dict[str, str | None] = {}  # None: removed
         self._before = dict(os.environ)
+        self._has_recorded = False
 
     def start_recording(self) -> None:
         if "tensorflow" not in sys.modules:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == "tensorflow":
-            sys.meta_path.remove(self)
+        if name == "tensorflow" and not self._has_recorded:
+            self._has_recorded = True
             now = {n: os.environ.get(n) for n in [*self._before, *os.environ]}  # another thread may remove one
             self.changes = {n: value for n, value in now.items() if value != self._before.get(n)}
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import select
 import subprocess
@@ -73,15 +74,29 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
     monkeypatch.setenv("SAME", "1")
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [])
     recorder = EnvironmentRecorder()
     recorder.start_recording()
     monkeypatch.delenv("GONE")
     monkeypatch.setenv("NEW", "2")
-    assert recorder.find_spec("json", None) is None
-    assert recorder.find_spec("tensorflow", None) is None
-    monkeypatch.setenv("LATER", "3")
+    for finder in sys.meta_path:
+        assert finder.find_spec("json", None) is None
+        assert finder.find_spec("tensorflow", None) is None
+        monkeypatch.setenv("LATER", "3")
+        assert finder.find_spec("tensorflow", None) is None
     assert recorder.changes == {"GONE": None, "NEW": "2"}
-    assert recorder not in sys.meta_path
+
+
+def test_a_finder_behind_the_recorder_is_asked_for_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    asked = EnvironmentRecorder()  # any finder that finds nothing and remembers
+    monkeypatch.setattr(sys, "meta_path", [asked])
+    monkeypatch.setenv("SAME", "1")
+    monkeypatch.setenv("NEW", "2")
+    EnvironmentRecorder().start_recording()
+    assert importlib.util.find_spec("tensorflow") is None
+    assert "NEW" in asked.changes
 
 
 def test_a_variable_that_another_thread_removes_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
