@@ -43,7 +43,7 @@ from procsv.training.process.drop_in import install
 from procsv.training.process.import_record import EnvironmentRecorder, ImportNews
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import guard_other_trainings, watch_deletions
-from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
+from procsv.training.process.program import READS_INPUT, allow_own_group, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import StandbyProcess
 from procsv.training.runtime.bounded_call import were_left
@@ -268,7 +268,7 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
 
 def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:
     timer = threading.Timer(seconds, call, args)
-    timer.daemon = True
+    timer.name, timer.daemon = "procsv-timer", True
     timer.start()
 
 
@@ -278,6 +278,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install()
     reads_input = watch_input()
     watch_exec()
+    allow_own_group()
     # An interpreter that ends collects garbage once more. TensorFlow's objects would cost it a second, and only then can
     # a failed trainer be restarted. A standby freezes them for its forks. What is never finalized: a cycle of objects
     # that the program made before this import.

@@ -50,8 +50,29 @@ def watch_input() -> Callable[[], bool]:
     if own is None or not os.path.samestat(os.fstat(0), Path(os.devnull).stat()):
         return lambda: False
     raw = _EmptyInput(0, closefd=False)
+    raw.name = own.name
     sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), own.encoding, own.errors)
+    sys.stdin.mode = own.mode  # type: ignore[misc]  # read-only in typeshed, but the interpreter sets it
     return lambda: raw.was_read
+
+
+def allow_own_group() -> None:
+    """Lets the program make a process group or session of its own: this process already leads both.
+
+    The system refuses that to the leader of a session, which a program elsewhere rarely is.
+    """
+
+    def allowing(begin: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(begin)
+        def allowed(*ids: int) -> None:
+            pid = os.getpid()
+            if os.getsid(0) != pid or any(one not in (0, pid) for one in ids):
+                begin(*ids)
+
+        return allowed
+
+    for name in ("setpgid", "setpgrp", "setsid"):
+        AttributePatch(os, name, allowing).apply()
 
 
 def watch_exec() -> None:
@@ -162,8 +183,13 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
         names = _become_main_of(spec, "")
     else:
         _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120  as the interpreter does
-        loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
-        code = loader.get_code("__main__")
+        loader: SourcelessFileLoader | SourceFileLoader
+        if path.endswith(".pyc"):
+            loader = SourcelessFileLoader("__main__", path)
+            code = loader.get_code("__main__")
+        else:  # like the interpreter, without a .pyc: an edited script may have the time and size of the one before
+            loader = SourceFileLoader("__main__", path)
+            code = loader.source_to_code(loader.get_data(path), path)
         names = _become_main(__file__=path, __cached__=None, __loader__=loader)
     if code is None:
         raise UserError(f"{path} holds no code")

@@ -94,7 +94,9 @@ class StandbyProcess:
         """
         lifeline_fd = self._start.lifeline_fd
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # it would leave the program's children behind
-        threading.Thread(target=self._end_group_with_watchdog, args=(lifeline_fd,), daemon=True).start()
+        threading.Thread(
+            target=self._end_group_with_watchdog, args=(lifeline_fd,), name="procsv-lifeline", daemon=True
+        ).start()
         os.environ["PROCSV_ROLE"] = str(TRAINER)
         return self._as_task(TRAINER, int(os.environ["PROCSV_INCARNATION"]))
 

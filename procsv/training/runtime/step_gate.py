@@ -146,7 +146,7 @@ class StepGate:
             let_go()
         gathered_s = self._clock.monotonic()
         limit = threading.Timer(HELD_S_MAX, let_go)
-        limit.daemon = True
+        limit.name, limit.daemon = "procsv-timer", True
         if not hold.why:
             limit.start()
         try:

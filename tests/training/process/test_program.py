@@ -139,3 +139,34 @@ def test_a_replaced_child_of_the_program_is_not_reported(tmp_path: Path) -> None
         assert run.wait_end() == 0
         assert "a child" in run.said()
         assert "replaces its process" not in run.said()
+
+
+def test_an_edited_script_runs_even_if_its_time_and_size_are_the_same(tmp_path: Path) -> None:
+    script, said = tmp_path / "train.py", []
+    for word in ("once", "more"):
+        script.write_text(f"print('{word}')\n")
+        os.utime(script, (10**9, 10**9))
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        command = [sys.executable, "-c", UNDER_US, "train.py"]
+        said.append(subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True))
+    assert [done.stdout.strip() for done in said] == ["once", "more"]
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_a_program_that_waits_for_all_threads_and_makes_its_own_group_ends_as_without_procsv(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, signal, sys, threading\n"
+        "os.setpgrp(), os.setpgid(0, 0), os.setsid()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.killpg(0, signal.SIGTERM)\n"
+        "for _ in range(3):\n"
+        "    threading.Thread(target=threading.Event().wait, args=(0.1,)).start()\n"
+        "for thread in threading.enumerate():\n"
+        "    if thread is not threading.main_thread():\n"
+        "        thread.join()\n"
+        "print('left:', threading.active_count(), sys.stdin.name, sys.stdin.mode)\n"
+    )
+    with launched(tmp_path / "run", str(program)) as run:
+        assert run.wait_end() == 0
+        assert "left: 1 <stdin> r" in run.said()
