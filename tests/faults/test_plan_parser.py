@@ -120,9 +120,9 @@ def test_faults_in_a_file_may_be_plain_words() -> None:
         ("seed = 1", "no [[fault]]"),
         ('\n[fault]\ndo = "kill trainer at step 5"', "plan.toml, line 2: write [[fault]]"),
         ('fault = [\n"kill trainer at step 5",\n"klil trainer at step 5"]', "plan.toml, line 3: fault 'klil"),
-        ("fault = [5]", "describe a fault in words"),
+        ("fault = [5]", "instead of 5"),
         ('[[fault]]\ntarget = "trainer"\naction = "kill"', 'do = "kill trainer at step 50"'),
-        ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "describe a fault in words"),
+        ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "instead of "),
     ],
 )
 def test_a_file_that_is_not_a_plan_is_one_error(text: str, named: str) -> None:
