@@ -14,14 +14,14 @@ import msgspec
 from procsv.ipc.messaging.message import Message
 
 RESEND_S = 1.0  # an unacknowledged message is sent again after this long
-UNACKED_MAX = 10_000  # messages to one peer, which may be stopped for days; beyond it the oldest are dropped
+UNACKED_MAX = 10_000  # most messages kept for one peer, which may be stopped for days; the oldest are dropped
 NUMBER_BITS = 40  # size of the sequence numbers of one incarnation
-RESENT_MAX = 100  # messages sent again at a time, oldest first; the rest follows once they are acknowledged
+RESENT_MAX = 100  # most messages sent again at once, oldest first; the rest wait until these are acknowledged
 
 
 class _Pending(msgspec.Struct):
     body: Message
-    re: int
+    re: int  # the peer's message that this one answers; 0: none
     sent_s: float
 
 
@@ -60,7 +60,7 @@ class Outbox:
         return pending.body if pending else None
 
     def withdraw(self, body: Message) -> None:
-        """Stops sending `body`, compared by identity; it may have arrived."""
+        """Stops resending `body` (this very object); it may have arrived already."""
         for seq in [seq for seq, pending in self._pending.items() if pending.body is body]:
             del self._pending[seq]
 
@@ -70,7 +70,7 @@ class Outbox:
         return pending.body if pending else None
 
     def answers(self, seq: int) -> int:
-        """Returns which message of the peer our open message `seq` answers; 0 if none."""
+        """Returns the number of the peer's message that our unacknowledged message `seq` answers; 0 if none."""
         pending = self._pending.get(seq)
         return pending.re if pending else 0
 
@@ -103,15 +103,15 @@ class Outbox:
 
 
 class Inbox:
-    """The reliable messages that were received from a peer.  A new incarnation of the peer starts empty."""
+    """The reliable messages that were received from a peer.  A new incarnation of the peer empties it."""
 
     def __init__(self) -> None:
         self._begin(0)
 
     def _begin(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        # [first, last] of every stretch without a gap, rising.  A peer that has sent messages to our predecessor for a
-        # week begins with a high number, and that is still one stretch.
+        # [first, last] of each unbroken range of sequence numbers, in ascending order.  It need not begin at 1: a peer
+        # that has sent messages to our predecessor for a week goes on counting.
         self.seen: list[list[int]] = []
         self.unsettled: set[int] = set()  # received but not in effect yet: neither acknowledged nor answered
 
@@ -123,7 +123,8 @@ class Inbox:
             self._begin(incarnation)
         if seq == 0:
             return True
-        at = bisect.bisect_right(self.seen, seq, key=lambda stretch: stretch[0])  # behind the stretch that may hold it
+        # `at`: just after the range that may contain it.
+        at = bisect.bisect_right(self.seen, seq, key=lambda span: span[0])
         if at and seq <= self.seen[at - 1][1]:
             return False
         self.unsettled.add(seq)
@@ -131,7 +132,7 @@ class Inbox:
         return True
 
     def _remember(self, at: int, seq: int) -> None:
-        """Adds `seq` before stretch `at`, and joins stretches if it has filled the gap between them."""
+        """Adds `seq` before range `at`, and joins ranges if it fills the gap between them."""
         if at and self.seen[at - 1][1] == seq - 1:
             self.seen[at - 1][1] = seq
         else:
@@ -145,5 +146,5 @@ class Inbox:
         self.unsettled.discard(seq)
 
     def is_settled(self, incarnation: int, seq: int) -> bool:
-        """Whether a repeated `seq` may be acknowledged again, which is only after it has taken effect."""
+        """Whether a repeat of `seq` may be acknowledged: only once the message has taken effect."""
         return incarnation == self._incarnation and seq not in self.unsettled

@@ -1,6 +1,6 @@
 """`procsv stop DIR`: ask the run to end, wait for its end, and report it.
 
-Called by main.py. The run continues to stop even if this command is interrupted.
+Called by main.py. Interrupting this command does not call off the stop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from procsv.cli.directory import ask_watchdog, directory_argument, find_run, ref
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
-LOOK_S = 1.0
-# Until the hint at --now: a program that `procsv launch` did not start may ignore the request.
-HINT_S = 30.0
+LOOK_S = 1.0  # how long one wait lasts; Ctrl-C is noticed between two
+HINT_S = 30.0  # after this, suggest --now: a program that `procsv launch` did not start may ignore the request
 
 
 @click.command("stop")
@@ -88,7 +87,7 @@ def _open_launch(run: RunFile) -> tuple[int, int] | None:
 
     It may wait there for an earlier run's processes, or watch another machine's lease.
     """
-    for outlives_login in (False, True):  # where `procsv launch` has its lock, and with --detach
+    for outlives_login in (False, True):  # the lock of `procsv launch`, and of `procsv launch --detach`
         lock = FileLock(find_paths(run.paths.logdir, outlives_login=outlives_login).run_lock)
         with contextlib.suppress(OSError):  # another user's, or it has just ended
             holder = lock.holder() if lock.is_held() else None
@@ -107,14 +106,14 @@ def _open_watchdog(run: RunFile) -> int | None:
     """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
-        if run.is_active and run.ended_at is None and _is_to_be_ended(run):
+        if run.is_active and run.ended_at is None and _is_ours_to_end(run):
             return pidfd
         os.close(pidfd)
     return None
 
 
-def _is_to_be_ended(run: RunFile) -> bool:
-    """Whether that process owns the run; UserError if it belongs to another user."""
+def _is_ours_to_end(run: RunFile) -> bool:
+    """Whether the process in `run` still holds the run's lock; UserError if the run is another user's."""
     try:
         return holds_run_lock(run)
     except PermissionError:

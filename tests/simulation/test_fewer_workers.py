@@ -112,11 +112,11 @@ def test_runs_that_can_do_without_workers_are_drawn_and_have_broken_workers() ->
 
 # -- deliberate breaks -----------------------------------------------------------------------------------------
 def _ends_with_any(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restart_table, "ends_run", lambda tasks, given_up, least: list(given_up))
+    patch.setattr(restart_table, "indispensable", lambda tasks, given_up, least: list(given_up))
 
 
 def _does_without_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restart_table, "ends_run", lambda tasks, given_up, least: [])
+    patch.setattr(restart_table, "indispensable", lambda tasks, given_up, least: [])
 
 
 def _miscounts(patch: pytest.MonkeyPatch) -> None:

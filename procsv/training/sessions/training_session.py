@@ -26,7 +26,7 @@ log = tf1.logging
 class _UseDefault:
     """The default marker; equal to TensorFlow's, which programs may also pass.
 
-    Unlike TensorFlow's it has a name in signatures.
+    Unlike TensorFlow's, it prints as `USE_DEFAULT` in signatures.
     """
 
     def __eq__(self, other: object) -> bool:

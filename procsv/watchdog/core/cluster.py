@@ -25,7 +25,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts import restart_table
-from procsv.watchdog.core.restarts.restart_table import TABLE, End, Follows, Policy, duty_of, is_trained_by
+from procsv.watchdog.core.restarts.restart_table import TABLE, End, Follows, Policy, belongs_to_gang, duty_of
 from procsv.watchdog.core.services import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.lifecycle import TaskState
@@ -45,7 +45,7 @@ class Gang:
         """`word`: the user's choice; auto binds the tasks once one of them has made a collective
         strategy.
         """
-        self._members = {task: one for task, one in tasks.items() if is_trained_by(task, chief)}
+        self._members = {task: one for task, one in tasks.items() if belongs_to_gang(task, chief)}
         self._chief = self._members[chief]
         # With parameter servers, the others survive the loss of a worker: TensorFlow's runtime continues without it.
         self._may_bind = word == "auto" and len(self._members) > 1 and all(task.role != PS for task in tasks)
@@ -197,7 +197,7 @@ class Roster:
     def given_up(self) -> list[TrainerSupervisor]:
         """Return the tasks that were given up and whose end ends the run."""
         follows, least = self._follow_from_given_up(), self.settings.launch.min_workers
-        return [self.tasks[name] for name in restart_table.ends_run(self.tasks, follows, least)] if follows else []
+        return [self.tasks[name] for name in restart_table.indispensable(self.tasks, follows, least)] if follows else []
 
     def done_without(self) -> list[TrainerSupervisor]:
         """Return the tasks that were given up while the run continued."""

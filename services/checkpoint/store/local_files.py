@@ -88,14 +88,14 @@ class LocalFiles:
             # Leave listed checkpoints alone, so that a search still reports what is wrong with them.
             finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
-        self._rotation.start_list(plan, listing)
+        self._rotation.adopt_list(plan, listing)
         return area
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
         with contextlib.suppress(OSError):
             self._prepare(plan)
-        self._rotation.start_list(plan)
+        self._rotation.adopt_list(plan)
         return list_checkpoints(plan, self._catalog)
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class LocalFiles:
         self.check_lease()  # the search moves bad checkpoints aside
         found = self.listing(plan).search(plan, before)
         if found.rejected:
-            self._rotation.is_relisted(plan, found.kept)
+            self._rotation.note_relisted(plan, found.kept)
         return msgspec.structs.replace(found, kept=self.own(found.kept, plan))
 
     # -- saving ----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class LocalFiles:
             self._staging_areas.recover_again(area)
         self._catalog.forget_checkpoints(delete)
         self._catalog.trust(path)
-        self._rotation.is_written(plan, listed, outcome.next_keep)
+        self._rotation.note_written(plan, listed, outcome.next_keep)
         with contextlib.suppress(OSError):
             finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifest
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
@@ -239,7 +239,7 @@ class LocalFiles:
         self._catalog.forget_checkpoints(outcome.delete)
         if listed and listed != before:
             listing.write_list(plan, listed)
-        self._rotation.is_written(plan, listed, outcome.next_keep)
+        self._rotation.note_written(plan, listed, outcome.next_keep)
         save_path = Path(names.absolute_save_path(plan))
         finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifest
         return listed

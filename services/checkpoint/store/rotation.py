@@ -1,7 +1,11 @@
 """Work out the list of checkpoints after a save, and which old checkpoints to delete.
 
-local_files.py uses it on the disk thread, and holds the lock on `checkpoint` during a change. This
-module applies the rules of retention.py to the files, and writes and deletes none itself.
+retention.py has the rules, which know no files. This module looks at the files, asks the rules, and
+returns what to list and what to delete; it writes and deletes nothing itself. local_files.py calls
+it on the disk thread, holding the lock on the `checkpoint` file while the list changes.
+
+A list belongs to a *plan*, which is what a Saver asks for: a save path, and how many checkpoints to
+keep. Other Savers of the program may write to the same list.
 """
 
 from __future__ import annotations
@@ -35,23 +39,23 @@ from procsv.services.checkpoint.store.service_state import StoredState
 _NUMBER = re.compile(r"(-\d+)?")  # follows a Saver's name
 
 Look: TypeAlias = Callable[[str], ListedCheckpoint]  # path -> its checkpoint
-Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, read while nobody else writes one
+Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, read when nobody else could be writing one
 
 
 class Rotation:
-    """The lists of the plans, as they were last written or read."""
+    """Each plan's list of checkpoints, as it was last written or read."""
 
     def __init__(self, start: Start, memory: StoredState) -> None:
         self._start, self._memory = start, memory
         self._before: dict[str, tuple[str, ...]] = {}  # save path -> its list
-        self._own: set[str] = set()  # checkpoints older than the run, for when no manifest names their owner
+        self._own: set[str] = set()  # from before the run: if such a checkpoint has no manifest, it is ours
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
-    def start_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Assign the listed checkpoints to the supervised Saver, as TensorFlow's own Saver does.
+    def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
+        """Treat the checkpoints on the list as ours; TensorFlow's Saver does so with those it finds.
 
-        Only the first call counts. Checkpoints saved since the run began count only if the trainer
-        reports them. `listing`: the present listing, if the caller has one.
+        Calls after the first do nothing. A checkpoint that was saved since the run began is ours only
+        if its manifest says so. `listing`: the present listing, if the caller has one.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -63,12 +67,12 @@ class Rotation:
         return not is_like(base_of(path), absolute_save_path(plan), _NUMBER)
 
     def is_known_external(self, path: str, known: Manifests) -> bool:
-        """Whether this checkpoint was adopted as another Saver's."""
+        """Whether the checkpoint's manifest says that another Saver wrote it."""
         manifest = _manifest_of(path, known)
         return manifest is not None and manifest.is_external
 
     def _is_external(self, path: str, plan: CheckpointPlan, manifest: Manifest | None) -> bool:
-        """Whether a checkpoint has another name, another Saver, or no known writer yet."""
+        """Whether a checkpoint is not ours: another name, another Saver, or a writer not known yet."""
         return self.is_of_another_name(path, plan) or self._is_of_another(path, manifest)
 
     def _is_of_another(self, path: str, manifest: Manifest | None) -> bool:
@@ -80,7 +84,7 @@ class Rotation:
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
-        """Return the repaired list after another Saver has written it."""
+        """Return what the list should be, after another Saver has overwritten it."""
         return self._repaired(plan, listing, now, self._look_at_list(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
@@ -97,18 +101,18 @@ class Rotation:
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
-    def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
-        """Note a list that a search has written, so that bad checkpoints do not come back."""
+    def note_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
+        """Note a list that a search rewrote without the bad checkpoints, so that no repair puts them back."""
         self._before[absolute_save_path(plan)] = listed
 
-    def is_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
+    def note_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
         """Note a list that is on disk."""
         save_path = absolute_save_path(plan)
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
-        """Return a lookup for one change of the list. It reads each manifest once, since nobody else writes any."""
+        """Return a function that looks up a checkpoint, for one change of the list: it reads each manifest once."""
 
         def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
@@ -124,7 +128,7 @@ def run_began(start: Start) -> float | None:
 
 
 def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-    """Return the rule for a plan's checkpoints. `next_keep`: replaces the stored time."""
+    """Return the rule for a plan's checkpoints. `next_keep`: used instead of the stored one."""
     if next_keep is None:
         base = Path(absolute_save_path(plan)).name
         next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
@@ -145,7 +149,7 @@ def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[s
 
 
 def time_of_external(checkpoint: Candidate) -> float:
-    """Return when another writer wrote a checkpoint (Unix seconds); infinite if it is ours, or elsewhere."""
+    """Return when another writer wrote a checkpoint (Unix seconds); infinity if it is ours, or has no files here."""
     if checkpoint.sequence:
         return math.inf
     try:

@@ -1,9 +1,10 @@
 """Define what follows from the end of one task.
 
-That depends on the task's duty and on what binds the run's tasks together. Used by run.py and
-cluster.py. Pure and total: each combination of duty, policy and end has its row. Which workers a run
-can do without is decided anew each time, because a gang may form after a worker was given up.
-restart_policy.py decides whether and when a task is restarted at all.
+That depends on the task's duty and on the policy: whether the tasks restart one by one or as a
+gang. Used by run.py and cluster.py. Pure and total: each combination of duty, policy and end has its
+row. Whether a run can continue without its given-up workers is worked out at every call, because its
+tasks may become a gang after a worker was given up. This table does not limit restarts:
+restart_policy.py counts failures, and next_start.py decides whether a task starts again, and when.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Duty(Enum):
 
 
 class Policy(Enum):
-    TASK = auto()  # each task restarts by itself, and the others keep what it needs from them
+    TASK = auto()  # each task restarts alone, while the others run on
     GANG = auto()  # the training tasks take each step together, and cannot continue without any of them
 
 
 class End(Enum):
     FINISHED = auto()  # exit 0
-    RETURNED = auto()  # exit 75, or a planned restart: the task has saved, and must be restarted
+    RETURNED = auto()  # exit 75 while the run goes on, or a planned restart: the task has saved, so restart it
     DIED = auto()  # anything else
     GAVE_UP = auto()  # the task is not restarted
 
@@ -38,7 +39,7 @@ class Follows(Enum):
     NOTHING = auto()
     AGAIN = auto()  # restart it; the others are not affected
     ALL_AGAIN = auto()  # end all training tasks, and restart them together when the old ones are gone
-    FEWER = auto()  # the others continue without it if enough of its kind are left (`ends_run`), or the run ends
+    FEWER = auto()  # the others continue if enough workers are left, otherwise the run ends: `indispensable` decides
     RUN_ENDS = auto()
 
 
@@ -82,8 +83,8 @@ def duty_of(task: TaskId, chief: TaskId) -> Duty:
     return {PS: Duty.PS, EVALUATOR: Duty.EVALUATOR}.get(task.role, Duty.WORKER)
 
 
-def is_trained_by(task: TaskId, chief: TaskId) -> bool:
-    """Whether `task` would be a member of a gang."""
+def belongs_to_gang(task: TaskId, chief: TaskId) -> bool:
+    """Whether `task` belongs to the gang, if the run has one."""
     return duty_of(task, chief) in (Duty.CHIEF, Duty.WORKER)
 
 
@@ -94,11 +95,11 @@ def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) ->
     return sum(task.role == WORKER and task not in given_up for task in tasks)
 
 
-def ends_run(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
-    """Return the given-up tasks whose end ends the run.
+def indispensable(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
+    """Return the given-up tasks that the run cannot continue without.
 
-    `given_up`: each such task with what follows from its end by the table. `least`: how many
-    workers must be left (--min-workers); None: all.
+    `given_up`: maps each given-up task to its entry in TABLE. `least`: how many workers must be
+    left (--min-workers); None: all.
     """
     enough = least is not None and workers_left(tasks, given_up) >= least
     ending = (Follows.RUN_ENDS,) if enough else (Follows.RUN_ENDS, Follows.FEWER)

@@ -13,7 +13,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import TrainerExited, TrainsInStep
 from procsv.watchdog.core.actions import Action, Quit, StartAttempt
 from procsv.watchdog.core.events import Said, TreeGone
-from procsv.watchdog.core.restarts.restart_table import Follows, ends_run, workers_left
+from procsv.watchdog.core.restarts.restart_table import Follows, indispensable, workers_left
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, said
 
@@ -62,14 +62,14 @@ def test_the_run_ends_with_the_worker_that_leaves_too_few(
     least: int | None, given_up: list[TaskId], ends: list[TaskId]
 ) -> None:
     follows = dict.fromkeys(given_up, Follows.FEWER)
-    assert ends_run(list_tasks(3, 1, 1), follows, least) == ends
+    assert indispensable(list_tasks(3, 1, 1), follows, least) == ends
 
 
 def test_chief_servers_and_evaluators_are_not_workers() -> None:
     tasks = list_tasks(3, 2, 2)
     assert workers_left(tasks, {}) == 3
     assert workers_left(tasks, {EVALUATOR: Follows.NOTHING, SECOND: Follows.FEWER}) == 2
-    assert ends_run(tasks, {EVALUATOR: Follows.NOTHING, PS: Follows.RUN_ENDS}, 0) == [PS]
+    assert indispensable(tasks, {EVALUATOR: Follows.NOTHING, PS: Follows.RUN_ENDS}, 0) == [PS]
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

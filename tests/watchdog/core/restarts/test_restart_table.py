@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.cluster import CHIEF, list_tasks
 from procsv.base.identity import TRAINER, TaskId
-from procsv.watchdog.core.restarts.restart_table import TABLE, Duty, End, Follows, Policy, duty_of, is_trained_by
+from procsv.watchdog.core.restarts.restart_table import TABLE, Duty, End, Follows, Policy, belongs_to_gang, duty_of
 
 WORKER, PS, EVALUATOR = TaskId("worker", 1), TaskId("ps", 0), TaskId("evaluator", 0)
 
@@ -28,7 +28,7 @@ def test_the_first_task_of_a_run_is_its_chief_whatever_its_name() -> None:
 
 
 def test_a_gang_is_the_chief_and_the_workers() -> None:
-    members = [task for task in list_tasks(2, 1, 1) if is_trained_by(task, CHIEF)]
+    members = [task for task in list_tasks(2, 1, 1) if belongs_to_gang(task, CHIEF)]
     assert members == [CHIEF, TaskId("worker", 0), TaskId("worker", 1)]
 
 
