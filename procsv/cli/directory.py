@@ -64,7 +64,7 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
             continue  # damaged, or on a mount that does not answer
     places = dict[str, FoundRun]()
     for one in sorted(found, key=lambda one: (one.directory.is_symlink(), one.directory)):
-        places.setdefault(os.path.realpath(one.directory), one)  # a link to a run is no other run
+        places.setdefault(os.path.realpath(one.directory), one)  # a link to a run is the same run
     order = sorted(places.values(), key=lambda one: (-one.run.started_at, not one.is_running, one.directory))
     return order, sorted(closed)  # an active run comes before its copy, which has the same start
 
@@ -136,8 +136,8 @@ def find_run(directory: str) -> RunFile:
     """Return the run in `directory`; UserError if there has never been one."""
     path, paths = directory, find_paths(directory)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # If it is another user's this raises PermissionError, where find_run_in would say that
-        # there is none; NotAFile says what it is instead.
+        # find_run_in would say that there is no run if run.json is another user's, or not a file.
+        # This raises PermissionError or NotAFile, and so says which.
         os.close(open_data(paths.run_json))
     run = find_run_in(paths)
     if run is not None:

@@ -157,10 +157,9 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
 
 
 def _begin_again(again: BeginAgain) -> NoReturn:
-    """Execute the same command again in this process, because the scheduler's slot belongs to the
-    process.
+    """Execute the same command again, in this process because the scheduler's slot belongs to it.
 
-    A kill before that looks to the others like a lost machine.
+    If it is killed before that, this machine looks lost to the others.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -30,11 +30,11 @@ VALUES_MAX = 600
 LATE_S = 1.5  # how far the program's step, as read, may lag behind its output
 
 _LOSS = re.compile(rb"\bloss\b[^\w\n]{1,3}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE)
-# A step, with or without the last step behind it: `step 78/2000`, `global_step = 100`.
+# A step, alone or followed by the last one: `global_step = 100`, `step 78/2000`.
 _STEP = re.compile(
     rb"(?:\b|_)step[:=\s]{1,3}(\d[\d,]{0,18})(?![\d.])(?:\s*(?:/|of\b)\s*(\d[\d,]{0,18})(?![\d.]))?", re.IGNORECASE
 )
-_SCRAP_BYTES_MAX = 1000  # kept of a line that has not ended yet
+_SCRAP_BYTES_MAX = 1000  # most bytes kept of an unfinished line
 
 
 class Printed(NamedTuple):
@@ -59,7 +59,8 @@ class Losses:
         self._scalars: dict[str, collections.deque[Scalar]] = {}
         self._files: dict[Path, EventFileTail] = {}
         self._scrap = b""
-        self._in_epochs = False  # it has printed of epochs: a total may be of one, and the first looks right
+        # Whether the output mentions epochs. Then M in `step N/M` may be the steps of one epoch, not of the training.
+        self._in_epochs = False
         self._lines: collections.deque[Printed] = collections.deque(maxlen=VALUES_MAX)
         self._printed: collections.deque[Scalar] = collections.deque(maxlen=VALUES_MAX)
 

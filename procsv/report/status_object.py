@@ -40,7 +40,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True):
     restarts: Annotated[int, Meta(ge=0, description="in this launch")]
     steps_per_s: (
         Annotated[float, Meta(ge=0, description="of its own")] | None
-    )  # null: it does not train, or nobody knows
+    )  # null: it does not train, or this is unknown
     last_exit: LastExit | None
     waits_for: Annotated[str, Meta(description="a task whose progress it waits for")] | None
 

@@ -114,7 +114,7 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether a launch has made this directory, perhaps just now. Others have numbers, too: a date, say."""
+    """Whether a launch made this directory, perhaps just now. A user's own may end in a number, too: a date."""
     run = read_run(directory / "procsv" / "run.json")
     if run is not None:
         return _name_of(run.target) != directory.name
