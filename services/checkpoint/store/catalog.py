@@ -143,23 +143,23 @@ class Catalog:
             except BadCheckpoint:
                 if manifest.index is not None and _is_of(manifest, path):
                     raise
-                # Another save may have replaced the files. If so, the manifest is void and their own checksums count.
+                # Another save may have replaced the files. If so, the manifest is void: use the files' own checksums.
                 return verify_foreign(path)
             self._good[path] = signature
         return manifest.step
 
     def trust(self, path: str) -> None:
-        """Remember a checkpoint that was verified as it was written."""
+        """Remember that a checkpoint is good, because the caller has just written or verified it."""
         self._good[path] = names.signature_of(names.all_files(path))
 
     def forget_checkpoints(self, paths: Iterable[str]) -> None:
-        """Forget deleted checkpoints. A run of weeks has many."""
+        """Forget deleted checkpoints, because a run of weeks deletes many."""
         for path in paths:
             self._good.pop(path, None)
 
 
 def _is_of(manifest: Manifest | None, path: str) -> bool:
-    """Whether the manifest belongs to the files, as in `is_of`. True if a file is gone, since nothing replaced it."""
+    """Like `is_of`, but True if a file is gone, because then no other save has replaced the checkpoint."""
     try:
         return is_of(manifest, path)
     except FileNotFoundError:

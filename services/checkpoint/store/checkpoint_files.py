@@ -2,8 +2,11 @@
 
 LocalFiles (local_files.py) implements it for a directory, and UrlFiles (remote/url_files.py) for a
 URL that only TensorFlow's filesystem layer can reach. The service chooses one when it starts
-(environment.py). The store makes a checkpoint in a staging directory on this machine. The place
-then moves its files into position, in an order of writes that survives a kill at any line.
+(environment.py). The store makes a checkpoint in a staging directory on this machine. The
+implementation then moves the files into place, in an order that survives a kill at any line.
+
+The *supervised Saver* is the Saver, or CheckpointManager, whose settings the plan carries. The
+program may have other Savers that write to the same directory and the same list.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class CheckpointFiles(Protocol):
         """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
 
     def recover(self) -> None:
-        """Finish what the previous service had begun, except what needs a plan."""
+        """Finish the previous service's commits. Those into another directory wait for a plan that names it."""
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
@@ -44,25 +47,25 @@ class CheckpointFiles(Protocol):
         """Return the `paths` that belong on the supervised Saver's own list."""
 
     def run_before(self, plan: CheckpointPlan) -> str:
-        """Return the run on another machine that used the place before ours, or "" if the place does not record it."""
+        """Return the run on another machine that saved here before ours, or "" if that is not recorded here."""
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """Find the newest good checkpoint of a step below `before` (-1: of any step). Move bad ones aside."""
+        """Find the newest good checkpoint with a step below `before` (-1: any step). Move bad ones aside."""
 
     # -- saving ----------------------------------------------------------------------------------------------
     def path_of(self, plan: CheckpointPlan, name: str) -> str:
         """Return the path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
 
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
-        """Create an empty directory for a checkpoint of `size` bytes. It is removed after an error in the block."""
+        """Create an empty directory for a checkpoint of `size` bytes. An error in the `with` block removes it."""
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
         """Put the complete and synced files of `staging` in place as checkpoint `path`.
 
-        Then list it, and delete old checkpoints, but not `serving`. Return the supervised Saver's own
-        list. After an error the older checkpoints are still there.
+        Then list the checkpoint, and delete old ones except `serving`. Return the supervised Saver's
+        own list. After an error the older checkpoints are still there.
         """
 
     # -- checkpoints of other writers ------------------------------------------------------------------------

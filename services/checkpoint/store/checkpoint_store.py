@@ -1,8 +1,8 @@
 """Write checkpoints from snapshots, find and verify them, and delete old ones.
 
 Only the disk thread calls the store, so commits, searches and deletions never race. The store makes
-a checkpoint's files on this machine, and checkpoint_files.py moves them to their place. The store
-never decides when to save and never talks to a peer.
+a checkpoint's files on this machine, and a CheckpointFiles (checkpoint_files.py) moves them into
+place. The store never decides when to save and never talks to a peer.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 
 declare("checkpoint.before_fsync")
 
-# A run on another machine that used the place before us may still be making a checkpoint. Skip sequences so that its
-# checkpoint does not look newer than ours.
+# A run on another machine that saved at this URL before us may still be making a checkpoint. Skip this many sequence
+# numbers, so that its checkpoint does not look newer than ours.
 SEQUENCES_SKIPPED = 1000
 
 
 class SlotGone(Exception):
-    """The slot no longer holds that snapshot: a newer one is READY, or will be."""
+    """The state is gone from its slot, usually because a newer one is being written there, or its files are gone."""
 
 
 class SlotBad(Exception):
@@ -69,7 +69,7 @@ class Store:
 
     # -- startup ---------------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """Return the earlier runs of this logdir with snapshots in shared memory. Note this run for the next one.
+        """Return the earlier runs of this logdir that left snapshots in shared memory. Record this run for the next.
 
         Snapshots of any other run belong to a deleted logdir and are not restored.
         """
@@ -82,7 +82,7 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Finish what the previous service had begun, except what needs a plan."""
+        """Finish the previous service's commits. Those into another directory wait for a plan that names it."""
         if self._files.has_logdir():
             self._files.recover()
 
@@ -131,11 +131,11 @@ class Store:
         return found
 
     def release(self) -> None:
-        """End that checkpoint's protection from deletion: the trainer has restored it."""
+        """Let the checkpoint that `find_checkpoint` returned be deleted: the trainer has restored it."""
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Compare a slot with its checksums. Raise SlotBad or SlotGone.
+        """Compare a slot with its checksums. Raise SlotBad if they differ, SlotGone if it holds another state.
 
         This reads only memory, so it need not run on the disk thread.
         """
@@ -186,7 +186,7 @@ class Store:
     def _write_checkpoint(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
-        """Write the files and read them back. Return the path for the `checkpoint` file, and the sums so far."""
+        """Write the files and read them back. Return the path to list, and the sums of all files except `.meta`."""
         try:
             written = write.write_files(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
@@ -233,7 +233,7 @@ class Store:
         logged: dict[str, int],
     ) -> Manifest:
         there = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # use the sums of the read-back
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # reads only files without one
         return Manifest(
             version=MANIFEST_VERSION,
             step=state.step,

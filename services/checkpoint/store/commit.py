@@ -57,7 +57,7 @@ class StagingArea:
     """The directories `staging` and `replaced` on one filesystem."""
 
     def __init__(self, home: Path, run: str = "") -> None:
-        """`run`: the run that commits here. Its name keeps commits of two runs with the same sequence apart."""
+        """`run`: the run that commits here. Two runs may use the same sequence, so directory names include the run."""
         self.home = home
         self.staging = home / "staging"
         self.replaced = home / "replaced"
@@ -68,7 +68,7 @@ class StagingArea:
 
         A machine that takes over the logdir writes its lease first, and then removes the staging
         directories that it finds. So if the lease is still ours after this call, a later takeover
-        will find this directory, and none of our renames can succeed once it is removed.
+        will find and remove this directory, and from then on none of our renames can succeed.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
@@ -129,7 +129,7 @@ class StagingArea:
                 unread.add(staging.name)
                 continue
             if intent is not None and is_wanted:
-                # A trainer that outlived the last service may be saving by itself.
+                # A trainer that outlived the last service may be saving with the program's own Saver.
                 with hold_checkpoint_lock(intent.directory):
                     if not self._take_up(staging, intent):
                         unread.add(staging.name)
@@ -159,7 +159,7 @@ class StagingArea:
         """Whether this commit was complete and only its clean-up was cut short.
 
         If so, damage found now is left for the catalog to report, and nothing is undone: the
-        checkpoint was acknowledged.
+        checkpoint may have been acknowledged.
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -192,7 +192,7 @@ class StagingArea:
         for name in placing_order(list(intent.manifest.files)):
             fence.place(name, intent.directory / name)
         for stale in _stale_files(intent):
-            fence.take_away(stale)  # a file of the old checkpoint of this name, linked in `replaced`
+            fence.take_away(stale)  # a file of the older checkpoint; `replaced` has a link to it
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
         # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the
@@ -240,7 +240,7 @@ class StagingArea:
         disk.make_dirs(making)
         for path in old:
             disk.link_or_copy(path, making / path.name)
-        disk.fsync_files(making)  # where the filesystem has no links they are copies
+        disk.fsync_files(making)  # on a filesystem without hard links they are copies
         disk.fsync_path(making)
         disk.rename(making, kept)
         # Killed here: the links lead to files that are still in place, which is harmless.
@@ -249,7 +249,7 @@ class StagingArea:
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Remove the files that were placed, and restore the older checkpoint of that name."""
         kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
-        is_placed = kept.exists() or not intent.replaces  # otherwise the older one is in place, untouched
+        is_placed = kept.exists() or not intent.replaces  # if not, the older one is still in place
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
                 fence.take_away(intent.directory / name)
@@ -262,7 +262,7 @@ class StagingArea:
                 target = intent.directory / path.name
                 fence.take_away(target)
                 disk.link_or_copy(path, target)
-                disk.fsync_path(target)  # where the filesystem has no links it is a copy
+                disk.fsync_path(target)  # on a filesystem without hard links it is a copy
         fence.flush_removals()
         disk.fsync_path(intent.directory)
         # Killed before this: if a placed file has been removed by then, or a file is damaged, the
@@ -297,8 +297,8 @@ def _making(kept: Path) -> Path:
 def _listed_since(intent: Intent) -> tuple[str, ...]:
     """Return the list for the `checkpoint` file when an interrupted commit is carried out.
 
-    If another writer (a Saver in the trainer) has replaced the file since, the checkpoint that it
-    calls latest stays the latest.
+    If another writer (a Saver in the trainer) has replaced the file since, the checkpoint that the
+    file now calls the latest stays the latest.
     """
     now = read_text(Path(intent.state_file))
     if now is None or now == intent.state_before:
@@ -353,7 +353,7 @@ def _verify_wherever(staging: Path, intent: Intent) -> None:
 
 
 def _stale_files(intent: Intent) -> list[Path]:
-    """Return files of an older checkpoint of this name that the new one does not replace: more shards, or a .meta."""
+    """Return the older checkpoint's files that the new one of this name does not replace, such as more shards."""
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]
 

@@ -1,4 +1,4 @@
-"""List a directory's checkpoints and the files that belong to none.
+"""List a directory's checkpoints, and the files that belong to no checkpoint.
 
 tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL. It only reads, so
 it may be used during a run.
@@ -38,7 +38,7 @@ class Inventory(msgspec.Struct, kw_only=True):
     directory: str
     checkpoints: list[Item]  # oldest step first
     rejected: list[str]  # directories of checkpoints that were moved aside
-    leftovers: list[str]  # files of no checkpoint, from a save that is under way, or a save or deletion cut short
+    leftovers: list[str]  # files of no checkpoint: a save is under way, or a save or deletion was interrupted
     error: str | None  # what is wrong with the `checkpoint` file
 
 

@@ -1,9 +1,9 @@
-"""Keep checkpoints in a directory that system calls reach.
+"""Keep checkpoints in an ordinary directory (remote/url_files.py: at a URL).
 
 The store uses this module. It finishes interrupted commits and deletions before it reads or saves
 anything. commit.py defines the order of a save's writes. This module also *adopts* checkpoints of
-other writers once scan.py has verified them: it gives each a manifest and its place on the list, and
-deletes only checkpoints that exceed the supervised Saver's rule.
+other writers once scan.py has verified them: it gives each a manifest and its place on the list. It
+deletes only what the supervised Saver's settings say to delete.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class LocalFiles:
         self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
         self._rotation = Rotation(start, StoredState(self._paths.home))
-        self._recovered: set[Path] = set()  # directories
-        self._undeleted: list[str] = []
+        self._recovered: set[Path] = set()  # directories in which interrupted deletions are finished
+        self._undeleted: list[str] = []  # checkpoints that the last commit could not delete
 
     def has_logdir(self) -> bool:
         return self._paths.logdir.is_dir()
@@ -168,7 +168,7 @@ class LocalFiles:
         self._catalog.trust(path)
         self._rotation.note_written(plan, listed, outcome.next_keep)
         with contextlib.suppress(OSError):
-            finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifest
+            finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifests
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
 
     # -- checkpoints of other writers ------------------------------------------------------------------------
@@ -177,8 +177,8 @@ class LocalFiles:
     ) -> AdoptionResult:
         """Adopt a checkpoint. An OSError leaves everything unchanged.
 
-        `own`: the supervised Saver has saved it. The trainer reports a save only after the save has
-        ended. So while a Saver holds the lock the owner is unknown, and the adoption waits.
+        `own`: the supervised Saver has saved it. The trainer reports this only after the save has
+        ended. So while any Saver holds the lock, the owner is unknown, and the adoption waits.
         """
         self.check_lease()
         self._prepare(plan)
@@ -187,10 +187,10 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # A known checkpoint is ours, and was seen before its manifest was written. Keep that manifest.
+                # It has changed since, or it is ours and was scanned before its manifest was there. Keep that manifest.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
-            if not own and there is not None and there.files == examined.files:  # copied or touched
+            if not own and there is not None and there.files == examined.files:  # the same files, copied or touched
                 replace_file(names.manifest_of(path), encode_manifest(with_index(there, path)))
                 return AdoptionResult(examined, own, None)
             is_external = not own or self._rotation.is_of_another_name(path, plan)
@@ -207,7 +207,7 @@ class LocalFiles:
                 is_external=is_external,
             )
             replace_file(names.manifest_of(path), encode_manifest(with_index(manifest, path)))
-            # Killed here: the checkpoint is adopted, and the next save deletes those over `max_to_keep`.
+            # Killed here: the checkpoint is adopted, and the next save deletes the excess over `max_to_keep`.
             self._catalog.trust(path)
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
         own_list = self._rotation.own(listed, plan, {path: manifest})
@@ -226,7 +226,7 @@ class LocalFiles:
                 self._repair_list(plan, serving)
 
     def _repair_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
-        """Bring the `checkpoint` file and the files in line with external saves. Return the listed paths."""
+        """Repair the `checkpoint` file after an external save, and delete the excess. Return the listed paths."""
         listing = list_checkpoints(plan)
         before = listing.kept
         outcome = self._rotation.repaired(plan, listing, self._clock.wall())
@@ -241,7 +241,7 @@ class LocalFiles:
             listing.write_list(plan, listed)
         self._rotation.note_written(plan, listed, outcome.next_keep)
         save_path = Path(names.absolute_save_path(plan))
-        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifest
+        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifests
         return listed
 
 

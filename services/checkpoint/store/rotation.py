@@ -4,8 +4,8 @@ retention.py has the rules, which know no files. This module looks at the files,
 returns what to list and what to delete; it writes and deletes nothing itself. local_files.py calls
 it on the disk thread, holding the lock on the `checkpoint` file while the list changes.
 
-A list belongs to a *plan*, which is what a Saver asks for: a save path, and how many checkpoints to
-keep. Other Savers of the program may write to the same list.
+A list belongs to a *plan*, which holds the supervised Saver's settings: a save path, and how many
+checkpoints to keep. Other Savers of the program may write to the same list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from procsv.services.checkpoint.store.service_state import StoredState
 _NUMBER = re.compile(r"(-\d+)?")  # follows a Saver's name
 
 Look: TypeAlias = Callable[[str], ListedCheckpoint]  # path -> its checkpoint
-Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, read when nobody else could be writing one
+Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, or None if it had none when it was read
 
 
 class Rotation:
@@ -48,14 +48,14 @@ class Rotation:
     def __init__(self, start: Start, memory: StoredState) -> None:
         self._start, self._memory = start, memory
         self._before: dict[str, tuple[str, ...]] = {}  # save path -> its list
-        self._own: set[str] = set()  # from before the run: if such a checkpoint has no manifest, it is ours
+        self._own: set[str] = set()  # checkpoints from before the run, which are ours even without a manifest
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
     def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Treat the checkpoints on the list as ours; TensorFlow's Saver does so with those it finds.
+        """Treat the listed checkpoints as ours, as TensorFlow's Saver does with a list that it finds.
 
-        Calls after the first do nothing. A checkpoint that was saved since the run began is ours only
-        if its manifest says so. `listing`: the present listing, if the caller has one.
+        Further calls for the same save path do nothing. A checkpoint that was saved since the run
+        began is ours only if its manifest says so. `listing`: the present one, if the caller has it.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -106,13 +106,13 @@ class Rotation:
         self._before[absolute_save_path(plan)] = listed
 
     def note_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
-        """Note a list that is on disk."""
+        """Note a list that is now on disk, and when to keep the next checkpoint permanently."""
         save_path = absolute_save_path(plan)
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
-        """Return a function that looks up a checkpoint, for one change of the list: it reads each manifest once."""
+        """Return a function that looks up a checkpoint. It reads each manifest once, so use it for one change only."""
 
         def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
@@ -140,9 +140,9 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[str]:
-    """Return the listed checkpoints of a later step than `step` that other writers saved during this run.
+    """Return the listed checkpoints with a step above `step` that other writers saved during this run.
 
-    One from before the run does not count, because the program may have set the step back since.
+    Checkpoints from before the run are left out, because the program may have set its step back since.
     """
     others = (c for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
     return frozenset(c.path for c in others if began is None or time_of_external(c) >= began)

@@ -1,7 +1,7 @@
 """Scan for external checkpoints: find them by names and times, then verify them.
 
-process.py runs scans on threads of their own, also during a commit. They only read and fsync.
-core/directory.py decides what to do with the result, and the store does it.
+process.py runs this module outside the disk thread, even during a commit, so it only reads and
+fsyncs. core/directory.py decides what to do with the result, and the store does it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def is_known(path: str, manifest: Manifest | None = None) -> bool:
 
 
 def signature_of_model(path: str) -> Signature:
-    """Return the signature of all files except the manifest. FileNotFoundError if one has just been removed."""
+    """Return the signature of all files except the manifest. Raise FileNotFoundError if one was just removed."""
     return names.signature_of([*names.model_files(path), *(p for p in (names.meta_of(path),) if p.is_file())])
 
 
@@ -125,7 +125,7 @@ def examine(sighting: Sighting, clock: Clock) -> Verified:
 
 
 def _put_on_disk(file: Path) -> None:
-    """Sync a file in case its writer has not. BadCheckpoint if the sync fails, whatever the file seems to hold."""
+    """Sync a file in case its writer has not. Raise BadCheckpoint if the sync fails, even if the bytes look right."""
     try:
         disk.fsync_path(file)
     except FileNotFoundError:

@@ -49,13 +49,13 @@ class Listing(ABC):
 
     @abstractmethod
     def manifest_of(self, path: str) -> Manifest | None:
-        """Return the manifest, or None if there is none. BadCheckpoint if it makes no sense."""
+        """Return the manifest, or None if there is none. Raise BadCheckpoint if it makes no sense."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
         """Verify a checkpoint and return its step.
 
-        BadCheckpoint says why the checkpoint is not whole. OSError means that it cannot be read now.
+        Raise BadCheckpoint if it is not whole, or OSError if it cannot be read now.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Listing(ABC):
         return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
-        """Verify, and once more after an OSError: a transient error must not lead to an older checkpoint."""
+        """Verify, and retry once after an OSError, so that a transient error does not select an older checkpoint."""
         try:
             return self.verify_checkpoint(path)
         except OSError:

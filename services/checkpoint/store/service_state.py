@@ -1,7 +1,8 @@
 """Keep the part of the service's state that outlives a run, in `procsv/checkpoints.json`.
 
-The store uses it. Losing the file costs little: one checkpoint more or less is kept permanently, and
-an earlier run's snapshot in shared memory is not recognised.
+The store uses it. Losing the file costs little: one checkpoint more or less is kept permanently, an
+earlier run's snapshot in shared memory is not recognised, and a restarted service may take a URL
+back from a later run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAME = "checkpoints.json"
 
 class _Contents(msgspec.Struct):
     runs: list[str] = []  # the runs whose snapshots in shared memory belong to this logdir
-    claims: dict[str, str] = {}  # directory elsewhere -> the last run on this machine that has used it
+    claims: dict[str, str] = {}  # URL of a directory -> the last run on this machine that has taken it
     next_keep: dict[str, float] = {}  # basename -> when to keep the next checkpoint permanently (Unix seconds)
 
 

@@ -1,4 +1,4 @@
-"""Manage the staging areas in which a run makes its checkpoints, and check the leases on them.
+"""Manage the staging areas in which a run makes its checkpoints, and check the leases on its logdirs.
 
 Staging areas are directories on this machine. local_files.py and remote/url_files.py use this module
 on the disk thread.
@@ -40,7 +40,7 @@ class StagingAreas:
         self._recovered: set[Path] = set()
 
     def heed_lease(self, directory: Path) -> None:
-        """Also checks the lease of `directory` from now on, if the run has adopted it."""
+        """If the run has adopted `directory` as its logdir, check its lease, too, from now on."""
         if directory not in self._leases and root_of(directory) == self._logdir:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
 
@@ -61,7 +61,7 @@ class StagingAreas:
         return StagingArea(home, self._run)
 
     def recover_area(self, area: StagingArea, elsewhere: Path | None = None) -> None:
-        """Finish interrupted commits in `area`, once. `elsewhere`: the plan's checkpoint directory."""
+        """Finish interrupted commits in `area`, until none is left. `elsewhere`: the plan's checkpoint directory."""
         if area.staging not in self._recovered:
             self.check_lease()  # another run may be making a checkpoint there right now
             area.recover_commits(elsewhere)
@@ -74,7 +74,7 @@ class StagingAreas:
 
     @contextlib.contextmanager
     def new_staging(self, area: StagingArea, sequence: int) -> Iterator[Staging]:
-        """Create an empty staging directory. After an error it is removed, at the latest before the next save."""
+        """Create an empty staging directory. An error in the `with` block removes it, or the next save does."""
         staging = area.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
         try:

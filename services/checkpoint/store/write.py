@@ -32,18 +32,18 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
     path: str  # as Saver.save would have returned it
     sums: dict[str, FileSum]  # by file name
-    proven: frozenset[str]  # files written directly to the disk, whose bytes were checked once the disk had them
+    proven: frozenset[str]  # files that bypassed the page cache; the bytes handed to the disk were checked
 
     @property
     def is_soon_read(self) -> bool:
-        """Whether reading the files back costs less than a thread that syncs them at the same time."""
+        """Whether reading the files back takes less time than starting a thread that syncs them meanwhile."""
         return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
 def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
     """Write the files that Saver.save would have written for `prefix`.
 
-    WriteMismatch if the slot no longer matches its checksums.
+    Raise WriteMismatch if the slot no longer matches its checksums.
     """
     plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)
@@ -56,15 +56,15 @@ def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFi
 
 
 def read_back(written: WrittenFiles) -> None:
-    """Read the files back. WriteMismatch if they differ from what was written.
+    """Read the files back. Raise WriteMismatch if they differ from what was written.
 
-    The writer compared the bytes with the slot's checksums. Here they must still be the same, and the
-    index readable. This proves that the kernel holds the right bytes: no write was short, and no byte
-    was flipped in this process.
+    The writer has compared the bytes with the slot's checksums. Here the files must still hold the
+    same bytes, and the index must be readable. This proves that the kernel has the right bytes: no
+    write was short, and no byte was flipped in this process.
 
-    The kernel holds no bytes of a file that bypassed the page cache. Those bytes were checked once
-    the disk had them, so only the file's size is checked here. Damage on the disk itself shows in a
-    later read, which uses the same sums.
+    A file that bypassed the page cache has no bytes there to read back. The writer checked the bytes
+    that it handed to the disk, so only the file's size is checked here. Damage on the disk itself is
+    found by a later read, which uses the same sums.
     """
     try:
         check_structure(written.path)
@@ -76,6 +76,6 @@ def read_back(written: WrittenFiles) -> None:
 
 
 def _break_in_the_middle(prefix: str) -> None:
-    if failpoint("checkpoint.mid_write"):  # torn: half of the data is missing
+    if failpoint("checkpoint.mid_write"):  # tear the files: cut off half of each
         for path in glob.glob(glob.escape(prefix) + ".data-*"):  # noqa: PTH207  glob.escape knows no Path
             disk.truncate(Path(path), Path(path).stat().st_size // 2)
