@@ -1,13 +1,13 @@
 """Capture all saved tensors in one session.run, as views of TensorFlow's own buffers.
 
 A GraphState captures between two steps. `numpy_function` passes the runtime's own buffers to its
-callback. A buffer that an update cannot change under our hands (variable_views.py) is only kept,
-and copied later. Everything else, such as a ref variable that is updated in place, is copied into
-the slot before the callback returns. A capture costs about 1.3 µs a tensor. Ref variables cost one
-pass at memory speed.
+callback. If no update can change a buffer (variable_views.py), the capture only keeps a reference
+to it, and the buffer is copied later, off the training thread. All other tensors, such as ref
+variables that are updated in place, are copied into the slot before the callback returns. A capture
+costs about 1.3 µs a tensor. The ref variables add one copy at memory speed.
 
-The servers of this run capture their own variables in the same call (server_capture.py). If they
-cannot, the chief fetches everything for the rest of the session, and `refusal` says why.
+Parameter servers of this run capture their own variables in the same call (server_capture.py). If
+they cannot, the chief fetches everything for the rest of the session, and `refusal` says why.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Capture:
     ) -> None:
         """Add the ops to `graph`.
 
-        `has_servers`: the parameter servers of `graph` are tasks of this run. `hosts`: the servers'
-        machines, if these are others.
+        `has_servers`: the parameter servers of `graph` are tasks of this run. `hosts`: the machine
+        of each server by index, if the servers run on other machines; otherwise empty.
         """
         self._hosts = hosts
         self._saved = saved
@@ -102,7 +102,7 @@ class Capture:
         copy = SlotCopy(self._layout, self._sizes, [held or n not in ours for n, held in enumerate(self._held)])
 
         def take(*views: Any) -> Any:
-            """Runs inside session.run. Tensors that others capture are only shapes here."""
+            """Runs inside session.run. Of tensors that servers capture, it has only the shapes."""
             arrays = shapes.copy()
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
                 arrays[number] = array_of(view)
@@ -113,7 +113,7 @@ class Capture:
         return tf1.numpy_function(take, inputs + step, tf.int64, name="capture").op
 
     def _add_servers(self, servers: list[str], global_step: Any | None) -> None:
-        """Add the ops with which servers capture their tensors, and the op for the rest here."""
+        """Add ops that capture on the servers, and one that captures the other tensors here."""
         by_server: dict[str, list[int]] = {}
         for number, server in enumerate(servers):
             by_server.setdefault(server, []).append(number)
@@ -122,8 +122,8 @@ class Capture:
         places = list(zip(self._layout.offsets, (size or 0 for size in self._sizes), self._held, strict=True))
         step = None if global_step is None else variable_of(tf1.convert_to_tensor(global_step))
         theirs = [number for numbers in by_server.values() for number in numbers]
-        # If a server captures the step's variable, the step is read from that capture: other tasks may increment it
-        # in between.
+        # If a server captures the step's variable, the step is read from that capture. A separate read could return a
+        # later step, because other tasks increment it.
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
         self._servers = ServerCapture(by_server, tensors, places, step_at, self._hosts)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
@@ -145,11 +145,7 @@ class Capture:
         )
 
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
-        """Capture now.
-
-        `memory` is the slot, for tensors that must be copied at once. Without it, nothing is
-        copied.
-        """
+        """Capture. Copy the tensors that must be copied at once into the slot `memory`, if given."""
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
                 return self._run_with_servers(self._servers, session, memory)
@@ -205,7 +201,7 @@ class Capture:
 
 
 def _callable_of(session: Any, op: Any) -> Callable[[], Any]:
-    """Return a call that runs `op` past the boundary: a capture is no step of the program."""
+    """Return a function that runs `op` without passing the boundary: a capture is not a step."""
     if session.sess_str:  # the session is in another process: no thread of ours can run it
         call: Callable[[], Any] = tf1.Session.make_callable(session, op)
         return call

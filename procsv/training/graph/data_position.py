@@ -14,15 +14,15 @@ def keep_position(iterator: Any) -> None:
 
     After a restart it continues with the next element. The buffer of a `shuffle` is saved, too, so
     the elements and their order are the same as in an undisturbed run. Call this before making the
-    Supervisor, the Scaffold or the Saver. The Saver's own op saves such a state, so training waits
-    for it.
+    Supervisor, the Scaffold or the Saver. Only the Saver's own op can save an iterator, so training
+    waits while each checkpoint is written.
 
     Args:
-        iterator: An iterator of `tf.compat.v1.data.make_one_shot_iterator`.
+        iterator: An iterator made by `tf.compat.v1.data.make_one_shot_iterator`.
 
     Raises:
-        UserError: `iterator` is initialized in the session. TensorFlow restores it only after it
-            is initialized, and the session initializes it only after the restore.
+        UserError: `iterator` has an initializer, which the session runs after the restore. That
+            would move the iterator back to its beginning.
     """
     try:
         has_initializer = iterator.initializer is not None

@@ -28,8 +28,8 @@ def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:
     """Return whether other tasks may change the variables of `graph` during a capture.
 
     That is so if servers hold the variables, unless exactly one task trains. Without a TF_CONFIG
-    that says how many tasks train, there may be others. In the graphs of SyncReplicasOptimizer,
-    too, a thread of the chief applies the next update as soon as the gradients are there.
+    that says how many tasks train, there may be others. SyncReplicasOptimizer is no exception: a
+    thread of the chief applies the next update as soon as the gradients are there.
     """
     devices = (tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in VARIABLE_OPS)
     if not any(device.job == PS for device in devices):

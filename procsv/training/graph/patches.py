@@ -1,8 +1,8 @@
 """Make all changes to TensorFlow's own objects and modules, and undo them.
 
-The modules that need a change make it here, and pass in what is changed, so that this module does
-not import TensorFlow. A change to be undone is a Patch with `apply` and `undo`. If other code has
-wrapped a patched attribute, the patch stays, and `undo` changes nothing.
+Other modules call this one for every such change, and pass in the object to change, so that this
+module does not import TensorFlow. A change that can be undone is a Patch with `apply` and `undo`.
+If other code has wrapped a patched attribute in the meantime, `undo` leaves the patch in place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Patch(ABC):
 
 
 class AttributePatch(Patch):
-    """Sets `owner.name` to what `make` returns for its old value, or for None if it has none."""
+    """Sets `owner.name` to `make(old)`, where `old` is its value so far, or None."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
@@ -77,7 +77,10 @@ class AttributePatch(Patch):
 
 
 def _own(owner: Any, name: str) -> Any:
-    """Return an attribute of `owner`, but no method of its class. A tf.Graph has no `vars`."""
+    """Return attribute `name` of `owner`; _ABSENT for a method of its class.
+
+    `vars` would tell them apart, but a tf.Graph does not support it.
+    """
     value = getattr(owner, name, _ABSENT)
     return _ABSENT if getattr(value, "__self__", None) is owner else value
 
@@ -145,10 +148,10 @@ def growing_graph(graph: Any) -> Iterator[None]:
 
 
 class HiddenOps:
-    """Hides ops of a graph from its lists and from all that is written of it.
+    """Hides ops of a graph from its list of operations and from its GraphDef.
 
-    The ops can still be run, and found by name. The program, its checkpoints and its event files
-    then see the graph that TensorFlow's Supervisor would have left.
+    The ops can still be run, and found by name. But the program, its checkpoints and its event
+    files see the graph as TensorFlow's Supervisor would have left it.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -169,7 +172,7 @@ class HiddenOps:
         return lambda: [op for op in get_operations() if op.name not in self.names]
 
     def _leave_out(self, nodes: Any) -> None:
-        """Delete the hidden nodes, from the end, where they were added to a complete graph."""
+        """Delete the hidden nodes. They were added to a complete graph, so most are at the end."""
         left, at = len(self.names), len(nodes) - 1
         while left and at >= 0:
             if nodes[at].name in self.names:
@@ -180,7 +183,10 @@ class HiddenOps:
 
 @contextlib.contextmanager
 def hiding_ops(graph: Any) -> Iterator[None]:
-    """Hide the ops that the block adds to `graph` (a tf.Graph, not finalized) for its lifetime."""
+    """Hide the ops that the block adds to `graph`, for the lifetime of the graph.
+
+    `graph` is a tf.Graph that is not finalized.
+    """
     hidden: HiddenOps = getattr(graph, _HIDDEN, None) or HiddenOps(graph)
     before = {op.name for op in graph.get_operations()}
     try:
@@ -192,15 +198,16 @@ def hiding_ops(graph: Any) -> Iterator[None]:
 class ClassPatch(Patch):
     """Replaces classes and functions of TensorFlow wherever they can be found by name.
 
-    That is in the module that defines each, in TensorFlow's public names, and in modules that
-    imported it before. Existing objects and derived classes keep what they have.
+    It sets the new object in the module that defines the old one, among TensorFlow's public names,
+    and in every module that has imported the old one. Existing instances and subclasses are not
+    changed.
     """
 
     def __init__(self, replaced: Sequence[tuple[str, Any, Any]], public: Sequence[Any]) -> None:
         """Prepare the patch.
 
-        `replaced` has the name, TensorFlow's object and ours for each. `public` lists the modules
-        of TensorFlow's public names, which load them late.
+        `replaced` has a name, TensorFlow's object and ours for each. `public` lists the modules
+        with TensorFlow's public names, which load them only when they are used.
         """
         self._replaced, self._public = replaced, public
 
@@ -208,7 +215,7 @@ class ClassPatch(Patch):
         self._replace([(name, theirs, theirs, ours) for name, theirs, ours in self._replaced])
 
     def _change_back(self) -> bool:
-        # Also in modules that were imported in between.
+        # This also reaches modules that were imported while the patch was in place.
         self._replace([(name, theirs, ours, theirs) for name, theirs, ours in self._replaced])
         return True
 
@@ -217,11 +224,11 @@ class ClassPatch(Patch):
         for name, theirs, _, new in changes:
             setattr(sys.modules[theirs.__module__], name, new)
         new_of = {id(old): (old, new) for _, _, old, new in changes}
-        # Copies in one step: while `list(names.items())` runs, another thread may import.
+        # `copy()` is one step. During `list(sys.modules.items())`, another thread may import something.
         for module_name, module in sys.modules.copy().items():
             if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
                 continue
-            # A single scan of some 150,000 values, by identity because some of them have their own ==.
+            # All modules have some 150,000 values. They are compared by identity, because some have an == of their own.
             if new_of.keys().isdisjoint(map(id, vars(module).copy().values())):
                 continue
             for attribute, value in vars(module).copy().items():

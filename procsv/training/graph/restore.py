@@ -1,8 +1,9 @@
 """Restore a graph session from a slot in shared memory, or from a checkpoint.
 
-A GraphState calls this. A slot is fed to the outputs of the Saver's own restore ops: no file is
-read, and resource variables share the mapped memory until their first update. The Saver restores a
-checkpoint. If that fails because the graph has changed, the error names the changes.
+A GraphState calls this. To restore from a slot, it runs the Saver's restore op and feeds the slot's
+values in place of what the op would read from a file. Resource variables then share the mapped
+memory until their first update. The Saver itself restores a checkpoint. If that fails because the
+graph has changed, the error names the changes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Specs = Mapping[tuple[str, str], Any]  # tf.TensorSpec by key and slice; the sli
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """How a graph differs from a saved state. The user decides what a restore cannot know."""
+    """How a graph differs from a saved state. Only the user can know which of the two is right."""
 
-    missing: list[str]
-    differing: list[str]  # sentences
+    missing: list[str]  # keys of the graph that the state lacks
+    differing: list[str]  # a sentence for each key whose shape or type differs
     unused: list[str]  # saved keys that the graph does not know
 
     def __bool__(self) -> bool:
@@ -61,10 +62,10 @@ def _named(names: list[str], between: str = ", ") -> str:
 
 
 def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, str], Any]:
-    """Return the types of what is restored, with the saved shapes if the Saver insists on them."""
+    """Return what is restored: types, and also shapes unless the Saver may reshape (`reshape`)."""
     shapes: dict[tuple[str, str], Any] = {}
     if not getattr(saver, "_reshape", False):
-        with contextlib.suppress(UnsupportedSaver):  # it restores what it does not save, so the shapes are unknown
+        with contextlib.suppress(UnsupportedSaver):  # then the shapes are unknown: the ops do not show what is saved
             saved = read_save_graph(saver, graph)
             shapes = {(item.key, item.slice): item.tensor.shape for shard in saved.shards for item in shard}
     return {key: tf.TensorSpec(shapes.get(key), t.dtype.base_dtype) for key, t in restore.outputs.items()}
@@ -87,7 +88,7 @@ def _shown(spec: Any) -> str:
 
 
 def changes_since(path: str, saver: Any, graph: Any) -> Changes:
-    """Return how the graph differs from checkpoint `path`. Partitioned variables count as a whole.
+    """Return how the graph differs from checkpoint `path`. A partitioned variable counts as one.
 
     Raise UnsupportedSaver if the ops of `saver` do not show what it restores.
     """
@@ -157,7 +158,7 @@ def restore_or_send(saver: Any, session: Any, path: str) -> None:
 
     A Saver's restore ops read where their variables are. With parameter servers that may be another
     machine, which shares no files with the chief. One call sends everything, so it must fit into
-    one message (2 GB). If that does not work either, the error is TensorFlow's.
+    one message (2 GB). If that fails, too, TensorFlow's first error is raised.
     """
     with literal_path(path) as readable:
         _restore_or_send(saver, session, readable)
@@ -197,11 +198,12 @@ def _part(whole: Any, spec: str) -> Any:
 def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
     """Restore with `saver.restore`, and name every change of the graph that prevents it.
 
-    Raises KeysMissing or KeysDiffer. TensorFlow names one key or none. It also puts a value of
-    another shape into a resource variable without a warning, so that is refused beforehand.
+    Raises KeysMissing or KeysDiffer. TensorFlow's own error names one key or none. TensorFlow also
+    puts a value of another shape into a resource variable without a warning, so this function
+    compares the shapes first.
     """
     changes = None
-    if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # another one may match names in its own way
+    if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # an overridden one may map names differently
         try:
             changes = changes_since(path, saver, session.graph)
         except (UnsupportedSaver, tf.errors.OpError, ValueError):
@@ -210,7 +212,7 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
         raise KeysMissing(_told(path, changes)) if changes.missing else KeysDiffer(_told(path, changes))
     try:
         saver.restore(session, path)
-    except tf.errors.NotFoundError as error:  # TensorFlow may have found missing keys in its own ways
+    except tf.errors.NotFoundError as error:  # TensorFlow may find missing keys by the checkpoint's object graph
         if not changes:
             raise
         raise KeysMissing(_told(path, changes)) from error

@@ -1,7 +1,8 @@
-"""Decide what a session saves, and by which backend, once, before the graph is finalized.
+"""Decide once, when the graph is complete, what its sessions save and by which backend.
 
-The Supervisor's constructor calls this. It adds one op to the graph, the capture, for the session
-alone. Neither the program nor anything that is written of the graph shows the op.
+The Supervisor's constructor calls this, and so does the controller of a monitored session. It adds
+the capture op to the finalized graph. The op is hidden from the program, and from everything that
+is written about the graph.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ USE_DEFAULT = 0  # TensorFlow's Supervisor.USE_DEFAULT
 
 
 class SaveConfig(msgspec.Struct):
-    """The Saver's plan and the capture that serves it. Without one, the Saver's own op saves."""
+    """A Saver's plan, and the capture that serves it. Without a capture, the Saver's op saves."""
 
     saver: Any
     global_step: Any
@@ -107,7 +108,7 @@ class SaveConfig(msgspec.Struct):
     def _keep_meta(self) -> None:
         """Write the `.meta` again if it is gone: its directory was removed during the run."""
         if self.plan is not None and self.plan.meta_path and not (path := Path(self.plan.meta_path)).exists():
-            with contextlib.suppress(OSError):  # the directory is still missing; the next try is in some seconds
+            with contextlib.suppress(OSError):  # the directory is still missing; the worker calls again in some seconds
                 replace_file(path, self.meta, durable=False)
 
     def source_of(self, session: Any) -> GraphState:
@@ -142,7 +143,10 @@ def _hosts_of_servers() -> list[str]:
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:
-    """Return how `saver` names and keeps checkpoints. Duck-typed ones get Saver's defaults."""
+    """Return how `saver` names and keeps checkpoints.
+
+    An object that only acts like a Saver gets TensorFlow's defaults.
+    """
     saver_def = getattr(saver, "saver_def", None)
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
     next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
@@ -166,7 +170,7 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
 def snapshot_seconds(wanted: SnapshotSecs, save_secs: float, runtime: Runtime) -> float | None:
     """Return the seconds between snapshots; None for auto.
 
-    If snapshots are off (None, or 0 on the command line), they are taken for checkpoints only.
+    If snapshots are off (None or 0), they are taken only for checkpoints, every `save_secs`.
     """
     if wanted is FROM_COMMAND_LINE or wanted is USE_DEFAULT:
         told_s = runtime.connection.told_snapshot_s

@@ -1,11 +1,11 @@
 """Read the tensors that a Saver saves and restores from the Saver's own graph ops.
 
-The Supervisor asks once for the Saver that it was given. Nothing is added to the graph. A Saver
-that does more than read and assign tensors is unsupported, with a reason, and its own op then
-writes the checkpoint.
+Each session does this once for its Saver. Nothing is added to the graph. A Saver that does more
+than read and assign tensors raises UnsupportedSaver with the reason. Its own op then writes the
+checkpoints.
 
-The search goes from `saver_def.save_tensor_name` back to the SaveV2 ops, whose inputs are file
-name, names, slices and tensors.
+The search follows the graph from `saver_def.save_tensor_name` back to the SaveV2 ops, whose inputs
+are the file name, the tensors' names, their slices and the tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from procsv.training.summaries.graph_walk import (
 tf1 = tf.compat.v1
 
 SAVE_OP = "SaveV2"
-FIRST_TENSOR = 3  # the index of the first one among a save op's inputs
+FIRST_TENSOR = 3  # index of the first tensor among a save op's inputs
 RESTORE_OPS = {"RestoreV2", "RestoreSlice", "Restore"}
 # Ops that may lie between the save tensor and the save ops. They compute the file name or order the writes.
 PLUMBING = {
@@ -51,7 +51,7 @@ UNFETCHABLE = {"variant", "resource"}
 
 
 class UnsupportedSaver(Exception):
-    """Only its own op can run this Saver. The message says why."""
+    """Only the Saver's own ops can save or restore for it. The message says why."""
 
 
 class SavedTensor(msgspec.Struct, frozen=True):
@@ -111,10 +111,11 @@ def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
 
 
 def _sources_of_saving(op: Any) -> list[Any]:
-    """Return what runs before `op`. A save op's data does not count.
+    """Return the ops that must run before `op`, without those that compute tensors to save.
 
-    Everything else must be plumbing. That includes the constants: under tf.control_dependencies the
-    edge sits on them and is pruned from the save op itself.
+    Raise UnsupportedSaver if `op` is neither a save op nor plumbing. The search also visits
+    constants: for a Saver that was built under tf.control_dependencies, TensorFlow drops the
+    dependency from the save op and keeps it at the op's constant inputs.
     """
     if op.type != SAVE_OP and op.type not in PLUMBING:
         raise UnsupportedSaver(f"saving also runs {op.name}, an op of type {op.type}")
@@ -122,7 +123,10 @@ def _sources_of_saving(op: Any) -> list[Any]:
 
 
 def _shard_number(save_op: Any, filename: Any) -> int:
-    """Return the number of a save op's shard, from a fed file name or a ShardedFilename op."""
+    """Return the number of a save op's shard: ShardedFilename's, or 0 without such an op.
+
+    Raise UnsupportedSaver unless the file name is computed from op `filename`, which is fed.
+    """
 
     def sources(op: Any) -> list[Any]:
         if op.name == filename.name:
@@ -155,7 +159,7 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
 
 
 def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
-    """Return how to restore `saver` without a file. Raise UnsupportedSaver with a reason."""
+    """Return how to restore `saver` without a file, or raise UnsupportedSaver with the reason."""
     name = saver.saver_def.restore_op_name
     outputs: dict[tuple[str, str], Any] = {}
     ops = closure([graph.get_operation_by_name(name)], lambda op: () if op.type in RESTORE_OPS else sources_of(op))
@@ -174,7 +178,7 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
 
 
 def is_restore(fetches: Any, graph: Any) -> bool:
-    """Return whether a call that fetches this is a Saver's restore. Savers fetch it by name."""
+    """Return whether `fetches` is a Saver's restore op, which Savers fetch by its name."""
     if not isinstance(fetches, str) or ":" in fetches:
         return False
     top = graph.get_operation_by_name(fetches)
@@ -210,9 +214,9 @@ _REF_PASSING = {"RefSwitch", "RefMerge", "RefEnter"}
 def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
     """Return whether running `fetches` certainly changes none of the tensors `saved`.
 
-    `fetches` is as given to Session.run. This matters if a machine goes away during a long call. An
-    evaluation reads variables and writes none, so the state can be captured beside it. An op counts
-    as a write unless it is known to be a read.
+    `fetches` is as given to Session.run. This matters if a machine goes away during a long call: an
+    evaluation writes no variables, so the state can be captured while it runs. An op counts as a
+    write unless it is known to be a read.
     """
     known, found = elements_of(graph, fetches), [_writers_of(tensor) for tensor in saved]
     writers = [one for one in found if one is not None]
@@ -242,7 +246,7 @@ def _writers_of(tensor: Any) -> set[Any] | None:
 
 
 def _ref_users(op: Any) -> list[Any]:
-    """Return the ops that use a ref variable by reference, as `op` makes it or passes it on."""
+    """Return the ops that take a reference to a variable from `op`, to write or to pass it on."""
     refs = (output for output in op.outputs if output.dtype._is_ref_dtype)
     users = (user for ref in refs for user in ref.consumers())
     return [user for user in users if user.type in _REF_PASSING or any(arg.is_ref for arg in user.op_def.input_arg)]

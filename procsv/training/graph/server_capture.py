@@ -1,10 +1,11 @@
-"""Have servers capture their own variables into the chief's slot, by order of the chief.
+"""Have parameter servers capture their own variables into the chief's slot.
 
-A Capture uses this in a run whose servers are our processes, where servers.py does the
-server's part. Captures of servers on other machines are fetched into the slot (`FarServer`). All
-servers take their views in the call in which the chief takes the rest. Only the order and a number
-for an answer travel. The thread that copies the chief's own part then orders the servers' copies,
-piece by piece.
+A Capture uses this if the servers are tasks of the run. The servers' part is in servers.py. A
+capture has two phases. First, one session.run takes views on all servers and, of the other tensors,
+in the chief. It sends each server an order, and each server answers with a single number. Then the
+thread that copies the chief's own views has the servers copy theirs, piece by piece. A server on
+the chief's machine copies into the slot. A server on another machine copies into memory of its own,
+and the chief fetches that into the slot (`FarServer`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from procsv.training.servers import COPY, NO_STEP, TAKE, CaptureOrder, begins, f
 
 tf1 = tf.compat.v1
 
-PIECE_S_MAX = 10.0  # for the servers' next pieces; the watchdog ends a server that is frozen for so long
+PIECE_S_MAX = 10.0  # the longest wait for a piece; the watchdog ends a server that is frozen for so long
 
 Call = Callable[[bytes], list[Any]]
 Finish = Callable[[], dict[int, int]]  # has the servers copy; returns the hash of each tensor, by number
@@ -40,11 +41,11 @@ SlotRange = tuple[int, int]  # offset in the slot's file, and size, in bytes
 
 
 class FarServer:
-    """A server on another machine. Its captures are fetched into the chief's slot.
+    """A server on another machine, whose captures the chief fetches into its slot.
 
-    That happens off the training thread. The server holds its tensors one after the other. In the
-    slot each has its own place, where its hash is checked once it has arrived. Killed anywhere: the
-    slot stays WRITING, and nobody reads it.
+    Fetching runs off the training thread. The server sends its tensors as one sequence of bytes.
+    In the slot each tensor has its own place, and is checked against its hash there. A kill at any
+    moment leaves the slot in state WRITING, and nobody reads such a slot.
     """
 
     def __init__(self, host: str, places: Sequence[SlotRange], clock: Clock | None = None) -> None:
@@ -52,10 +53,10 @@ class FarServer:
         self._begins = begins([size for _, size in places])
 
     def fetch(self, told: Any, hashes: Sequence[int], memory: Any) -> None:
-        """Fetch a capture into `memory`, the slot's.
+        """Fetch a capture into `memory`, the chief's slot.
 
-        `told` is the server's answer, which says how to fetch it. Raise PeerError if it does not
-        arrive whole.
+        `told` is the server's answer, which says how to fetch the capture, and `hashes` has the
+        expected hash of each tensor. Raise PeerError if the capture does not arrive whole.
         """
         try:
             offer = from_numbers(told)
@@ -73,7 +74,7 @@ class FarServer:
                 raise PeerError(f"what {self._host} has captured was damaged on its way")
 
     def _put(self, slot: Any, at: int, data: bytes) -> None:
-        """Put data from position `at` of the server's capture where it belongs."""
+        """Copy `data`, which begins at byte `at` of the capture, to its places in `slot`."""
         number, piece = bisect_right(self._begins, at) - 1, np.frombuffer(data, np.uint8)
         while piece.nbytes:
             offset, size = self._places[number]
@@ -92,9 +93,9 @@ def server_of(tensor: Any) -> str:
 
 
 class CaptureOrders:
-    """The orders that one session's ops give the servers.
+    """Gives the servers their orders, through the ops of one session.
 
-    A new object's orders end the captures of earlier ones.
+    When a server gets its first order from a new object, it drops the captures of earlier ones.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class CaptureOrders:
     ) -> None:
         """Prepare the orders.
 
-        `take` and `copy` send an order and return an answer from each server. `take` may return
-        more after those. `far` fetches the captures of servers on other machines. It is empty if
-        the servers are on this machine.
+        `take` and `copy` send an order and return an answer from each server. What `take` returns
+        after these answers is ignored. `far` fetches the captures of servers on other machines. It
+        is empty if the servers are on this machine.
         """
         self._take, self._copy, self._by_server, self._far = take, copy, by_server, far
         self._owner, self._number = uuid.uuid4().hex, 0
@@ -126,10 +127,10 @@ class CaptureOrders:
         return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)
 
     def _copy_all(self, order: bytes, memory: SlotMap | None) -> dict[int, int]:
-        """Have the servers copy until nothing is left. Return the hash of each tensor.
+        """Have the servers copy until nothing is left. Return the hash of each tensor by number.
 
-        Raise TimeoutError if a server does not answer, and PeerError if a copy on another machine
-        cannot be fetched.
+        Raise TimeoutError if a server does not answer, and PeerError if a capture on another
+        machine cannot be fetched.
         """
         while True:
             answers = call_within(lambda: self._copy(order), PIECE_S_MAX, "copying on a server")
@@ -157,10 +158,10 @@ class ServerCapture:
     ) -> None:
         """Add the ops to the default graph.
 
-        `by_server` has the numbers of the tensors that each device makes. `places` has, by number,
-        a tensor's offset and size, and whether a view of it stays unchanged. `step_at` is the
-        number of the global step, or -1. `hosts` has the machine of each server by index, if they
-        are on other machines.
+        `by_server` has, for each server's device, the numbers of the tensors that it captures.
+        `places` has a tensor's offset and size by number, and whether a view of it stays unchanged.
+        `step_at` is the number of the global step, or -1 if no server captures it. `hosts` has the
+        machine of each server by index, if they are on other machines.
         """
         servers = [tf.DeviceSpec.from_string(device).task or 0 for device in by_server] if hosts else []
         self._far = [
@@ -185,11 +186,11 @@ class ServerCapture:
         """Have the servers and the chief capture.
 
         Return the step that a server has captured, or -1, and a function that has the servers copy.
-        Both raise InvalidArgumentError if a server refuses. `memory` is the slot's. Without it,
-        nothing is kept.
+        Both this method and that function raise InvalidArgumentError if a server refuses. `memory`
+        is the chief's slot. Without it, the servers keep nothing: such a capture only warms up.
         """
         if session not in self._orders:
-            make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
+            make = tf1.Session.make_callable  # does not pass the boundary: a capture is not a step
             take = make(session, [*self._takes, self.rest_op], [self._order])
             self._orders = {
                 session: CaptureOrders(take, make(session, self._copies, [self._order]), self._by_server, self._far)

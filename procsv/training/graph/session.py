@@ -23,13 +23,13 @@ from procsv.training.summaries.piggyback import PendingFetch
 
 tf1 = tf.compat.v1
 
-CLOSE_S_MAX = 3.0  # to close a session with servers
+CLOSE_S_MAX = 3.0  # the longest wait for the servers of a session that is closed
 
 
 class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
     """A Session whose calls on the training thread end at the boundary.
 
-    `adopt_session` makes it. It is never constructed.
+    `adopt_session` turns an existing Session into one. The constructor is never called.
     """
 
     _procsv_boundary: Boundary
@@ -37,9 +37,10 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
     _procsv_at_close: Callable[[], None] | None = None
 
     def close(self) -> None:
-        """Close the session. On the training thread, first call what wants its last state.
+        """Close the session. The training thread first calls the function that `call_at_close` set.
 
-        Another thread may close it to end a call, and then nothing must wait for that call.
+        That function saves the session's last state. If another thread closes the session, to
+        interrupt a call, the function is dropped: it would wait for that call.
         """
         call, self._procsv_at_close = self._procsv_at_close, None
         if call is not None and self._procsv_boundary.is_ahead:
@@ -48,11 +49,12 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
             super().close()
             return
         if sys.is_finalizing():
-            # No thread can start any more. The end of the process closes the session, and waits for nobody.
+            # No thread can start any more, so the wait for the servers could not be limited. The session ends with the
+            # process instead.
             self._session = None
             return
         try:
-            call_within(super().close, CLOSE_S_MAX, "closing the session")  # which waits for each of its servers
+            call_within(super().close, CLOSE_S_MAX, "closing the session")  # TensorFlow waits for each server
         except TimeoutError as late:
             log.warning("procsv: %s: a server is gone, or does not answer", late)
 
@@ -63,9 +65,9 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         return boundary.pass_call(run, (fetches, feed_dict, options, run_metadata), about=fetches)
 
     def _run_with_pending(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """Run the user's call, and fetch along with it what the pending fetch needs.
+        """Run the program's call, and fetch in the same run what the pending fetch needs.
 
-        If it fails, the error is the user's.
+        If the run fails, the program gets the error.
         """
         pending = self._procsv_pending
         split = pending.piggyback.split(fetches, feed_dict) if pending is not None else None
@@ -93,7 +95,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
 
 
 def set_pending_fetch(session: Any, pending: PendingFetch | None) -> None:
-    """Have the next fitting run on the training thread take `pending` along; None for no fetch."""
+    """Have the training thread's next suitable run also fetch for `pending`; None cancels that."""
     session._procsv_pending = pending
 
 
@@ -104,7 +106,10 @@ def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
 
 
 def adopt_session(session: Any, boundary: Boundary) -> bool:
-    """Make `session` pass `boundary`. Return False for a wrapper of the user's, say."""
+    """Make the calls of `session` pass `boundary`.
+
+    Return False if it is not a plain Session, such as a wrapper of the program's own.
+    """
     if type(session) not in (tf1.Session, TrainingSession):
         return False
     change_type(session, TrainingSession)
@@ -118,10 +123,10 @@ _counters: list[CallCounter] = []
 
 
 class CallCounter:
-    """Counts calls of any session that end on the thread that made the counter.
+    """Counts the calls of all sessions that end on the thread that made the counter.
 
-    This shows progress while a program evaluates in another session. While a counter counts,
-    TensorFlow's `Session.run` is wrapped. What it does and returns does not change.
+    So procsv sees progress while a program evaluates in another session. While a counter counts,
+    TensorFlow's `Session.run` is wrapped. The wrapper does not change what it does or returns.
     """
 
     def __init__(self) -> None:

@@ -51,18 +51,18 @@ class GraphState(StateSource):
         """Make the source of state.
 
         `capture` captures what `spec` describes. Without it, the Saver's own op saves, under
-        `save_name`. `keep_meta` writes the `.meta` again where the checkpoint service finds it.
+        `save_name`. `keep_meta` rewrites the `.meta` file for the checkpoint service if it is gone.
         """
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
-        self._gate: StepGate | None = None  # with which this task holds the others
+        self._gate: StepGate | None = None  # holds the other tasks between two steps during a capture
         self._was_held: bool | None = None
-        self._told = ""  # the reported reason why the servers do not capture
+        self._told = ""  # the reason, already reported, why the servers do not capture
         self._boundary: Boundary | None = None
-        self._is_adopted = False  # whether its calls pass the boundary
+        self._is_adopted = False  # whether the session's calls pass the boundary
         self._calls: CallCounter | None = None
-        self._calls_before = 0  # without a global step, calls are counted from the restored state's count on
+        self._calls_before = 0  # without a global step: how many calls led to the restored state
         self._read_step: Callable[[], Any] | None = None
         self._step_tensor: Any = None
         if global_step is not None:
@@ -115,7 +115,10 @@ class GraphState(StateSource):
         return captured
 
     def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
-        """Capture while the other tasks stand between two steps, or as well as possible."""
+        """Capture while `gate` holds the other tasks between two steps.
+
+        If it cannot hold them all, capture anyway; then `is_exact` is False.
+        """
         with gate.hold(gather_s_of(self._step_s())) as hold:
             captured = self._run_capture(into)
         captured.is_exact = hold.is_whole
@@ -160,7 +163,7 @@ class GraphState(StateSource):
     def save_to(self, directory: Path, step: int) -> str:
         named = None if self._read_step is None else step
         with self.session.graph.as_default(), _quiet_saver(self._saver) as options:
-            # Killed in here: this leaves a directory without an index, which nothing takes for a checkpoint.
+            # A kill in here leaves a directory without an index, which nothing takes for a checkpoint.
             prefix = self._saver.save(self.session, str(directory / self._save_name), global_step=named, **options)
         return str(prefix or _checkpoint_in(directory))
 
@@ -182,10 +185,10 @@ class GraphState(StateSource):
 
 @contextlib.contextmanager
 def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
-    """Yield the options with which `saver` saves without listing, if its own `save` takes them.
+    """Keep `saver` from listing what the block saves, and so from deleting an older checkpoint.
 
-    If it takes none, its list is emptied inside the block. Otherwise it would count this checkpoint
-    as one to keep, and delete another.
+    Yields the options for `saver.save` that do this. If its `save` has no `write_state`, the
+    Saver's list is emptied for the length of the block instead.
     """
     options: dict[str, Any] = {"latest_filename": "staged", "write_state": False}
     parameters = inspect.signature(type(saver).save).parameters.values()

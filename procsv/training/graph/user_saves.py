@@ -1,10 +1,11 @@
 """Let the user's own `saver.save` and the checkpoint service save into the same directory.
 
-The user may save at any time and from any thread. UserSaves stands in front of a Supervisor's Saver
-while it is in use. One save at a time writes the `checkpoint` file. Each begins with the list in
-that file, so that no checkpoint is forgotten, neither in the list nor when old ones are deleted.
-Each save is reported to the service. Checkpoints of other Savers stay listed, and this Saver does
-not delete them. Saves to other places, and saves that do not write the list, pass straight through.
+The user may save at any time and from any thread. During a session, UserSaves replaces the `save`
+of the session's Saver. It lets one save at a time write the `checkpoint` file. Each save starts
+from the list in that file, so that no checkpoint is missing from the list, or overlooked when old
+ones are deleted. Each save is reported to the service. Checkpoints of other Savers stay listed, and
+this Saver does not delete them. Saves to other directories, and saves that do not write the list,
+go straight to TensorFlow.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ class UserSaves:
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
         """Save as Saver.save does, one save at a time."""
         if not self._concerns_us(save_path, args, kwargs) or not isinstance(sess, tf1.Session):
-            return self._save(sess, save_path, *args, **kwargs)  # it reports what is wrong with `sess`
-        if self._holder == threading.get_ident():  # a signal handler saves while this thread does, which cannot go on
+            return self._save(sess, save_path, *args, **kwargs)  # TensorFlow reports what is wrong with `sess`
+        if self._holder == threading.get_ident():  # a signal handler has interrupted this thread's save, and saves
             return self._save(sess, save_path, *args, **kwargs)
+        # `_save` passes the session's boundary. A thread that waits here for another save must not hold the boundary.
         with self._runtime.heartbeat.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
             external = self._list_checkpoints()
             self._holder = threading.get_ident()
@@ -55,21 +57,20 @@ class UserSaves:
             if saved:
                 self._own |= {anchor(saved)}  # a Saver that deletes nothing does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
-                if local_path(saved) is not None:  # the service sees a remote one when it saves next
+                if local_path(saved) is not None:  # the service finds a remote one at its own next save
                     self._runtime.connection.tell_user_save(os.path.abspath(saved))
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        # The save takes the session's boundary within. A thread that waits for its turn must not hold it.
         latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
         writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
         here = _directory_of(save_path) == self._directory
         return bool(here and writes_list and latest in (None, STATE_FILE))
 
     def on_durable(self, own: tuple[str, ...]) -> None:
-        """Take over the service's list of this Saver's checkpoints after it has saved.
+        """Adopt the service's list of this Saver's checkpoints after the service has saved one.
 
-        Never waits: a save that is under way has counted the checkpoint in.
+        Never waits for a save that is under way: that save has read the `checkpoint` file itself.
         """
         self._own = frozenset(own)
         if self._lock.acquire(blocking=False):
@@ -79,7 +80,7 @@ class UserSaves:
                 self._lock.release()
 
     def _list_checkpoints(self) -> list[str]:
-        """Set the Saver's list to its own part of the `checkpoint` file. Return the other part."""
+        """Set the Saver's list to its checkpoints in the `checkpoint` file. Return the others."""
         listed = self._listed()
         if listed is None:
             return []
@@ -100,7 +101,7 @@ class UserSaves:
     def _list_too(self, external: list[str], save_dir: str) -> None:
         """List the other Savers' checkpoints again, because a Saver lists only its own.
 
-        Killed before: the service lists them, because it knows them, too.
+        After a kill before this, the service lists them, because it knows them, too.
         """
         listed = self._listed() or []
         missing = [path for path in external if path not in listed]
@@ -122,7 +123,7 @@ def written_at(path: str) -> float:
             return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
         except tf.errors.OpError:
             return 0.0
-    # In the first format, this is the file itself, or its shards by a pattern.
+    # In TensorFlow's V1 format, `path` is the file itself, or a pattern that matches its shards.
     first_format: list[Path] = list(there.parent.glob(there.name)) if "?" in there.name else [there]
     for file in (Path(f"{path}.index"), *first_format):
         with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
 """Make views of TensorFlow's buffers that do not change while training goes on, without a copy.
 
 A Capture uses this when it is made. A dense update of a resource variable copies on write while
-something holds its buffer. A sparse update (a scatter, the gradients of an embedding) writes in
-place. For that reason TensorFlow switches such a variable to copy-on-read, and every read copies
-the whole embedding on the training thread. Where that may be so, the capture reads behind a
-DisableCopyOnRead. The next sparse update then copies on write, once, if the view is still held by
-then.
+something else holds the variable's buffer. A sparse update (a scatter, the gradients of an
+embedding) writes in place. So before the first sparse update TensorFlow switches the variable to
+copy-on-read, and from then on every read copies the whole embedding on the training thread. If that
+may have happened to a variable, the capture runs DisableCopyOnRead before it reads. If the view is
+still held at the next sparse update, that update copies the variable once.
 
 One ReadVariableOp for each of some thousand variables takes nearly half of a capture (1.3 of 2.9 µs
 a variable). So one op reads many variables: TensorFlow's internal `_ReadVariablesOp`.
@@ -39,7 +39,7 @@ _DENSE_PREFIX = "ResourceApply"
 
 
 def _source(tensor: Any) -> Any | None:
-    """Return the op that makes `tensor`, past any Identity; None for a ref variable's."""
+    """Return the op that computes `tensor`, skipping Identity ops; None for a ref variable."""
     while not tensor.dtype._is_ref_dtype:
         if tensor.op.type != "Identity":
             return tensor.op
@@ -48,7 +48,7 @@ def _source(tensor: Any) -> Any | None:
 
 
 def variable_of(tensor: Any) -> Any | None:
-    """Return the variable's op if `tensor` is the plain value of a variable, or else None."""
+    """Return the variable's op if `tensor` is the plain value of a variable; otherwise None."""
     source = tensor.op
     while source.type == "Identity":
         source = source.inputs[0].op
@@ -66,9 +66,10 @@ def can_be_held(tensor: Any) -> bool:
 
 
 def views_of(tensors: list[Any]) -> list[Any]:
-    """Return the values of `tensors`, in order, with as few ops and copies as possible.
+    """Return tensors with the values of `tensors`, read with as few ops and copies as possible.
 
-    Call this with the graph as default, not finalized. It adds an op for some of them.
+    They are in the same order. Their graph must be the default and not finalized, because this may
+    add ops to it.
     """
     views = list(tensors)
     together: dict[str, list[tuple[int, Any]]] = defaultdict(list)  # by device
@@ -90,7 +91,10 @@ def views_of(tensors: list[Any]) -> list[Any]:
 
 
 def _plain_read(tensor: Any) -> Any | None:
-    """Return the op that only reads the variable behind `tensor`; None if there is none."""
+    """Return the ReadVariableOp that `tensor` comes from.
+
+    Return None if another op computes it, or if the read has to wait for other ops.
+    """
     source = _source(tensor)
     if source is None or source.type != "ReadVariableOp" or source.control_inputs:
         return None
@@ -98,23 +102,23 @@ def _plain_read(tensor: Any) -> Any | None:
 
 
 def _read_in_place(read: Any) -> Any:
-    """Return what `read` reads, as a view even if the variable is on copy-on-read."""
+    """Return what `read` reads, as a view even if the variable is in copy-on-read mode."""
     handle = read.inputs[0]
     with tf1.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=handle)]):  # both run where the variable is
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=read.get_attr("dtype"))
 
 
 def _read_together(reads: Sequence[Any]) -> list[Any]:
-    """Return the values of variables of one device, with one op on that device."""
+    """Return the values that `reads` read from one device, with a single op on that device."""
     handles, types = [read.inputs[0] for read in reads], [read.get_attr("dtype") for read in reads]
     listed = tf1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
     attrs = {"N": tf1.AttrValue(i=len(reads)), "dtypes": tf1.AttrValue(list=listed)}
     graph = handles[0].graph
-    with graph.colocate_with(handles[0].op, ignore_existing=True):  # TensorFlow's own function of that name warns
+    with graph.colocate_with(handles[0].op, ignore_existing=True):  # tf.compat.v1.colocate_with logs a warning
         made = graph.create_op("_ReadVariablesOp", handles, types, name="views", attrs=attrs)
     return list(made.outputs)
 
 
 def array_of(value: Any) -> Any:
-    """Return an array of what the runtime passes for a tensor. A single string is none yet."""
+    """Return what the runtime passes for a tensor as an array. A single string arrives as bytes."""
     return np.array(value, object) if isinstance(value, bytes) else value
