@@ -1,6 +1,6 @@
-"""Assemble a run after it has taken its directory: the settings of its core, and its environment.
+"""Assemble a run: the settings of its core, its first journal entries, and its environment.
 
-Used by main.py, once the tasks have machines.
+Called by main.py once the launch holds the logdir and every task has a machine.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from procsv.watchdog.host.warm_services import WarmServices
 
 
 class Parts(NamedTuple):
-    """The parts that a run is made from."""
+    """What a run is assembled from."""
 
     launch: Launch
     taken: Taken
@@ -73,7 +73,7 @@ def make_parts(
     observed: ObservedProgram | None,
     warm: WarmServices | None,
 ) -> Parts:
-    # A mark in our own environment would make our processes look like the program's, if it started us.
+    # If a program of this logdir started us, we have inherited its mark, which would make our services look like its own.
     start, variables = formed.start, remove_mark(os.environ, formed.start.paths.id)
     processes = Processes(
         start=start,
@@ -85,16 +85,14 @@ def make_parts(
         observed=observed,
         warm=warm,
     )
-    # An observed program speaks to its service manager itself.
+    # An observed program reports to its service manager itself, so its watchdog must not.
     manager = ServiceManager({} if start.observes else variables)
     return Parts(launch.with_start(start), taken, formed, processes, manager)
 
 
 # -- settings of the core --------------------------------------------------------------------------------------
 def make_settings(parts: Parts) -> Settings:
-    """Return the core's settings: from the launch's options, and from what earlier launches have
-    left.
-    """
+    """Return the core's settings: the launch's options, and what earlier launches have recorded."""
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     settings = Settings(
         launch=start.settings,
@@ -114,7 +112,7 @@ def make_settings(parts: Parts) -> Settings:
 
 
 def _read_earlier(start: Start, opened: OpenedRun, wall_s: float) -> Earlier:
-    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # the watchdog's own start counts too
+    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # include the watchdog's own start
     account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
     if account is None:
         return Earlier(ran_s=asked_s)
@@ -124,7 +122,7 @@ def _read_earlier(start: Start, opened: OpenedRun, wall_s: float) -> Earlier:
 
 def _knows_imports(start: Start) -> bool:
     """Whether a standby can be made before the first trainer, because an earlier launch recorded
-    its imports.
+    what the program imports.
     """
     if start.observes or start.settings.standby != "warm":
         return False
@@ -133,8 +131,8 @@ def _knows_imports(start: Start) -> bool:
 
 # -- the first lines of the journal ----------------------------------------------------------------------------
 def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
-    """Return the run's first journal entries: its start, how its tasks came, and whose logdir it
-    took over.
+    """Return the run's first journal entries: its start, what was fetched while it was formed, and
+    whose logdir it took over.
     """
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     started = entries.RunStarted(
@@ -167,7 +165,9 @@ def _tensorflow_version() -> dict[str, str]:
 
 
 def _describe_takeover(opened: OpenedRun) -> list[Entry]:
-    """Return the journal entry of a takeover from a machine that had not renewed its lease."""
+    """Return the journal entry for a lease that we took over because another machine no longer
+    renewed it; [] if there was none.
+    """
     older = opened.taken_from
     if older is None:
         return []
@@ -226,8 +226,8 @@ def _hooks(settings: LaunchSettings) -> list[Hook]:
 
 
 def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
-    """Open the metrics port, if there is one. A port that is taken is reported, and does not stop
-    the training.
+    """Open the metrics port, if the launch asks for one. A port that is taken is reported, and does
+    not stop the training.
     """
     try:
         return MetricsPort(address) if address else None

@@ -46,7 +46,7 @@ from procsv.watchdog.host.warm_services import WarmServices
 
 class Result(NamedTuple):
     exit_code: int
-    spares: tuple[TaskId, ...] | None = None  # the launches without a task, if all begin again; None if they do not
+    spares: tuple[TaskId, ...] | None = None  # if all launches restart: the ones without a task; otherwise None
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
 def run_placed(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
     """Run one launch of a run on several machines.
 
-    Return its exit code, or BeginAgain if it must begin again because a machine was lost.
+    Return its exit code, or BeginAgain if it must restart because a machine was lost.
     `placement`: this launch's own. `secret`: shared by all launches of the run, if not empty.
     """
     if not placement.coordinates:
@@ -86,7 +86,7 @@ def _run(
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> Result:
-    console = Console(not start.settings.detach, has_status=not start.observes)  # an observed program has its own
+    console = Console(not start.settings.detach, has_status=not start.observes)  # an observed program has the terminal
     launch = make_launch(start, console)
 
     def wait(seconds: float) -> None:
@@ -116,7 +116,7 @@ def _run(
 
 
 class _Run:
-    """A run after it has taken its directory and its tasks have machines."""
+    """A run whose logdir is taken and whose tasks have machines."""
 
     def __init__(self, parts: Parts, formation: Formation) -> None:
         launch, taken, opened = parts.launch, parts.taken, parts.taken.opened
@@ -176,7 +176,7 @@ class _Run:
         """Remove everything of the run outside the logdir. If this is killed, the next launch
         removes the rest.
 
-        Return the launches without a task, if all begin again; None if they do not.
+        If all launches restart, return the ones without a task; otherwise None.
         """
         environment = self._environment
         last = self._reactor.close()
@@ -201,7 +201,7 @@ def _greet(console: Console, start: Start, opened: OpenedRun, memory_step: int) 
 
 
 def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMortemPort) -> str:
-    """Describe a state that stays only in memory; "" if there is none."""
+    """Describe the state that exists only in memory; "" if there is none."""
     step = post_mortem.snapshot_step(chief.task)
     if step <= chief.durable_step:
         return ""
