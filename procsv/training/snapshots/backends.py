@@ -1,7 +1,8 @@
-"""The two ways for a snapshot to leave the trainer: a slot, or a checkpoint from the source.
+"""The two ways for a snapshot to leave the trainer: a slot, or a checkpoint that the source writes.
 
-The snapshotter decides when and calls a backend.  A run chooses one backend at its start and logs
-the choice once.
+The snapshotter decides when to capture, and calls a backend.  It starts with slots, if a slot can
+hold the state.  If there is no shared memory for them, it uses the other backend from then on, and
+logs that once.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class SnapshotBackend:
     """
 
     def reserve(self) -> None:
-        """Gets the memory it needs, without a session; NoRoom on failure.  May take seconds."""
+        """Gets memory for captures, without using the session; NoRoom on failure.  Takes seconds."""
 
     def room_bytes(self) -> int:
-        """The shared memory that it takes; 0 if it takes none."""
+        """The shared memory that this backend needs; 0 if it needs none."""
         return 0
 
     def captures_ahead(self) -> bool:
@@ -79,10 +80,11 @@ class SnapshotBackend:
         """Releases the source."""
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
-        """Captures the state; the returned function copies it off the training thread.
+        """Captures the state, and returns a function that copies it off the training thread.
 
-        That function returns the message that announces the snapshot.  Returns None if there is no
-        room now, or if `is_whole`, called after the capture, says that the state may be torn.
+        That function returns the message that announces the snapshot.  `capture` returns None if
+        there is no room now, or if `is_whole`, called after the capture, says that the state may be
+        torn.
         """
         raise NotImplementedError
 
@@ -94,8 +96,8 @@ class SlotBackend(SnapshotBackend):
     pool: SlotPool
     source: StateSource
     target: str
-    never: frozenset[str] = frozenset()  # slots that the state came from; never written
-    _next: SlotWriter | None = None  # begun before its capture
+    never: frozenset[str] = frozenset()  # the slots that this trainer restored from; never written
+    _next: SlotWriter | None = None  # for the next capture, begun in advance
     _beginning: threading.Lock = field(default_factory=threading.Lock)
     _has_memory: bool = False  # a reservation has succeeded
     _is_ahead: bool = False  # a capture waits for the reservation
@@ -162,7 +164,7 @@ class SlotBackend(SnapshotBackend):
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         """Returns None if no slot is free or slots are lost.
 
-        No slot is free while the service still reads every slot except the newest READY one.
+        The newest READY slot must stay, and a slot that the service reads is not free.
         """
         if self.captures_ahead():
             return self._capture_ahead(sequence, want, is_whole)
@@ -225,10 +227,10 @@ class SlotBackend(SnapshotBackend):
 class StagingBackend(SnapshotBackend):
     """Lets the source write a checkpoint on the training thread; the service takes it over.
 
-    Used for states that no slot can hold, and if there is no memory for slots.  Of `directories`
-    (shared memory, then the logdir's disk) it uses the first that has room; one without room is not
-    tried again.  The staged directory's name contains sequence, attempt and run, so that a service
-    that starts later does not mistake it for another attempt's.
+    Used for states that no slot can hold, and if there is no memory for slots.  It uses the first
+    of `directories` (shared memory, then the logdir's disk) that has room.  One without room is not
+    tried again.  The name of the staged directory contains sequence, attempt and run, so that a
+    service that starts later does not mistake it for another attempt's.
     """
 
     source: StateSource

@@ -1,7 +1,9 @@
-"""The step boundary: the moment between two calls on the training thread, when state is whole.
+"""The step boundary: the moment between two calls on the training thread, when state is consistent.
 
-Each step of a state source is one call that passes the boundary.  If nothing is due, that costs a
-lock, an attribute read and two clock reads.  `CallTimes` keeps the durations of the calls.
+A training thread makes its steps by calls, such as `session.run`, and each of these calls passes
+the boundary.  If nothing is due, that costs a lock, an attribute read and two clock reads.
+`CallTimes` keeps the durations of the calls.  Some programs, such as a loop with a
+CheckpointManager, make steps that are not procsv's calls.  They say where a step ends (`end_step`).
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ from procsv.training.runtime.step_gate import StepGate
 
 declare("trainer.step")
 
-QUIET_KEPT = 31
+QUIET_KEPT = 31  # durations of the newest calls that no snapshot overlapped
 QUIET_MIN = 5  # calls needed for a meaningful median
-# In medians.  A longer call is of another kind, such as an evaluation, and counts as this long.
-CALL_FACTOR_MAX = 5.0
+CALL_FACTOR_MAX = 5.0  # in medians; a longer call is no ordinary step (an evaluation, say) and counts as this long
 
 
 class Boundary:
-    """The boundary of the training thread: the one that creates it, or that makes the first step.
+    """The boundary of the training thread.
 
-    Any thread may set `due`; after its next call the training thread then calls `visit` with the
-    lock held.  While another thread holds `lock`, the training thread is between two calls.
+    The training thread is the thread that creates this object, unless another thread makes the
+    first step.  Any thread may set `due`.  The training thread then calls `visit` at the end of its
+    next call, with the lock held.  While another thread holds `lock`, the training thread is
+    between two calls.
     """
 
     __slots__ = (
@@ -54,20 +57,20 @@ class Boundary:
         self.due = False
         self.runs = 0  # finished calls; the heartbeat shows them as progress
         self.elsewhere = 0  # approximate number of calls on other threads, and of nested calls
-        self.about: Any = None  # the source's note on the present or last call; None: unknown
+        self.about: Any = None  # what the source notes about the present or last call; None: unknown
         # The training thread is in a call or at the boundary.  A nested call, such as one by a
         # callback, passes straight through.  Only the training thread sets this.
         self.inside = False
-        # The newest call still runs or has raised.  One that raised may have made half a step, and
-        # only the program knows what to do about that.
+        # The newest call still runs, or it has raised.  A call that raised may have made half a step,
+        # and only the program knows what to do about that.
         self.is_torn = False
         self.thread = threading.get_ident()
-        self.makes_step: Callable[[Any], bool] | None = None  # whether a call with this note makes a step, if known
-        self.is_settled = False  # the training thread has made a step
+        self.makes_step: Callable[[Any], bool] | None = None  # tells from a call's `about` whether it makes a step
+        self.is_settled = False  # the training thread has made a step, and stays the training thread
         self.visit = visit
         self.gate: StepGate | None = None  # the chief may hold this task here, between two steps
         self.times = CallTimes()
-        self._begun_s = 0.0  # when the present step began, if steps are not calls
+        self._begun_s = 0.0  # when the present step began, if steps are not calls; otherwise 0.0
 
     @property
     def is_ahead(self) -> bool:
@@ -78,13 +81,14 @@ class Boundary:
     def is_in_call(self) -> bool:
         """Whether a step is certainly under way.
 
-        False if steps are not calls: the program's own code between two steps looks the same.
+        False if steps are not calls: then a step looks the same as the program's own code between
+        two steps.
         """
         return self.inside and not self._begun_s
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether steps are not calls and this thread makes them: then no other thread can."""
+        """Whether steps are not calls and this thread makes them; then no other thread can."""
         return bool(self._begun_s) and threading.get_ident() == self.thread
 
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
@@ -132,8 +136,8 @@ class Boundary:
     def begin_steps(self) -> None:
         """Keeps this thread within a step until `leave_steps`; `end_step` begins the next step.
 
-        For programs whose steps are not procsv's calls.  Their state is whole only where they say
-        so, so no other thread may get the lock.
+        For programs whose steps are not procsv's calls.  Their state is consistent only where they
+        say so, so this thread keeps the lock all the time.
         """
         self.lock.acquire()
         self.inside = True
@@ -156,7 +160,7 @@ class Boundary:
     def is_reached_within(self, timeout_s: float) -> bool:
         """Whether the training thread is between two calls, or gets there within `timeout_s`.
 
-        It may be stuck in a call forever.
+        The limit is needed because the thread may be stuck in a call forever.
         """
         if threading.get_ident() == self.thread:
             return True
@@ -187,21 +191,23 @@ class Boundary:
 class CallTimes:
     """Times of the training thread's calls, and what a snapshot costs the calls that overlap it.
 
-    A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture
-    pays for its copies on write.  So those steps are compared with the mean of the others.  Other
-    programs that slow training down do not distort this, because they slow both kinds of steps.
+    Training continues while a captured snapshot is copied into its slot.  The copy takes cores and
+    memory bandwidth from the steps beside it, and a step that changes a captured variable must
+    first copy that variable (copy on write).  The cost of a snapshot is how much longer these
+    *overlapped* steps take than the mean of the other, *quiet* steps.  Other programs that slow
+    training down do not distort this, because they slow both kinds of steps.
 
-    The boundary feeds it, the snapshotter reads it.  Times are in seconds.  `add_call` runs on the
-    training thread, the other methods on the thread that takes the snapshot.
+    The boundary feeds this object, and the snapshotter reads it.  Times are in seconds.  `add_call`
+    runs on the training thread, the other methods on the thread that takes the snapshot.
     """
 
     __slots__ = ("_is_copied", "_lost", "_overlapped", "_quiet")
 
     def __init__(self) -> None:
         self._quiet: deque[float] = deque(maxlen=QUIET_KEPT)
-        self._overlapped: list[float] | None = None  # calls since the last capture, while its copy runs
-        self._is_copied = False
-        self._lost: float | None = None
+        self._overlapped: list[float] | None = None  # calls since the last capture; None once its copy has ended
+        self._is_copied = False  # the copy has ended during the present call, or since the last one
+        self._lost: float | None = None  # what the last snapshot cost the overlapped calls; None: unknown, or taken
 
     def add_call(self, call_s: float) -> None:
         if self._overlapped is None:
@@ -212,15 +218,15 @@ class CallTimes:
             self._lost, self._overlapped = self._sum_loss(self._overlapped), None
 
     def captured(self) -> None:
-        """Marks a capture: the next calls run beside the copy, or have to copy on write."""
+        """Marks a capture: the next calls overlap the snapshot."""
         self._overlapped, self._is_copied = [], False
 
     def copied(self) -> None:
-        """Marks the end of a copy: the present or next call is the last one it slows down."""
+        """Marks the end of the copy: the present or next call is the last that it slows down."""
         self._is_copied = True
 
     def take_lost(self) -> float | None:
-        """Returns once what the last snapshot cost the calls beside it; None if unknown."""
+        """Returns once what the last snapshot cost the calls that overlap it; None if unknown."""
         lost, self._lost = self._lost, None
         return lost
 

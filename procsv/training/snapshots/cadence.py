@@ -5,16 +5,18 @@ closer than INTERVAL_S_MIN and two steps.  The cost has two parts: the stall on 
 and the delay of steps that run beside the copy or that copy on write after the capture.  Step times
 vary by more than a small snapshot costs, so the delay is the mean over many snapshots minus its
 standard error: noise alone never makes snapshots rare.  Even if steps lose nothing, the copy takes
-a core and memory bandwidth from other programs.  COPY_SHARE of the copy counts, so copying never
-takes more than a tenth of a core.  The heartbeat shows the choice and the reason (`told`).
+a core and memory bandwidth from other programs.  So the delay counts as at least COPY_SHARE of the
+copy's duration, and copying never takes more than a tenth of a core.  The heartbeat shows the
+choice and the reason (`told`).
 
 If shared memory has no room, the training thread writes each snapshot to disk, which costs far
 more.  At 1 % of the time there might be one snapshot in ten minutes, and a crash would lose that
 much training.  So the limit then rises to STAGED_SHARE_MAX, for one snapshot every STAGED_S.
 
-If another machine keeps copies (`Copies`), the reported interval is what the loss of this machine
-costs: it ends when the copy of the next snapshot is whole there.  A fixed interval is kept by
-capturing earlier.  `auto` captures as it would without copies, and reports the longer interval.
+If another machine keeps copies (`Copies`), the reported interval is how much training the loss of
+this machine can cost.  That is the time from a capture until the copy of the next snapshot is whole
+on the other machine.  A fixed interval stays as it is, because snapshots are captured earlier.
+`auto` captures as it would without copies, and reports the longer interval.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ COPY_SHARE = 0.1
 INTERVAL_S_MAX = 600.0  # the most training to put at stake, no matter what a snapshot costs
 SMOOTHING = 0.3  # weight of the newest measurement
 LOSSES_KEPT = 32
-FIRST_SHARE_MAX = 0.05  # until the second snapshot: a process's first capture includes one-time work
-# Of the interval, from one publication to the next snapshot: slow copies never double the cost.
+FIRST_SHARE_MAX = 0.05  # replaces COST_SHARE_MAX until the second snapshot, as the first includes one-time work
+# The least time from a publication to the next snapshot, as a share of the interval.  So capturing earlier for the
+# sake of slow copies never doubles the cost.
 PAUSE_SHARE_MIN = 0.5
-_FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # a limit on what is at stake
-# These take copies into account; checkpoints have their own times.
+_FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # the interval limits the training at stake, so it includes the copy
+# The choices that take copies into account.  CHECKPOINTS does not, because checkpoints have their own times.
 _COPIED = (*_FIXED, Spacing.AUTO_LEAST, Spacing.AUTO_COST)
 LAGS_KEPT = 8  # the longest of them counts
 CAPTURES_KEPT = 16  # after so many captures without a copy, no machine keeps copies
@@ -46,13 +49,13 @@ CAPTURES_KEPT = 16  # after so many captures without a copy, no machine keeps co
 class Copies(msgspec.Struct):
     """The delays until copies of the chief's snapshots are whole on another machine.
 
-    The chief learns that a machine keeps copies only from the copies themselves.  If the newest
-    snapshots have no copy, because no machine makes them any more, or none can, the cadence ignores
-    copies altogether.  Times are monotonic seconds.
+    The chief learns that a machine keeps copies only from the messages about whole copies.  If none
+    of the newest CAPTURES_KEPT snapshots has a copy, the cadence ignores copies altogether.  Times
+    are monotonic seconds.
     """
 
     lags_s: list[float] = []  # of the newest copies
-    # From due time to capture, of the newest snapshots: what was left of the step, in all tasks.
+    # From due time to capture, of the newest snapshots: a capture waits for the end of the step in each held task.
     lates_s: list[float] = []
     _captured_s: dict[int, float] = {}  # capture times of the newest snapshots, by sequence
     _kept: int = 0  # the newest copied sequence
@@ -143,8 +146,8 @@ class Cadence(msgspec.Struct):
     def next_due_s(self, published_s: float, sequence: int = 0) -> float | None:
         """When the next snapshot is due after `sequence` was published at `published_s`.
 
-        None means never.  A copy's age counts from the capture, and the next capture waits for the
-        end of a step and for the tasks that are held for it.
+        None means never.  If another machine keeps copies, the interval runs from the capture of
+        `sequence`, because that is when the copied state was current.
         """
         (chosen_s, spacing), captured_s = self._choose(), self.copies.captured_s(sequence)
         if not chosen_s:
@@ -161,7 +164,7 @@ class Cadence(msgspec.Struct):
     def _behind_s(self, chosen_s: float, spacing: Spacing) -> float:
         """Seconds from due time until a snapshot is whole on another machine.
 
-        0.0 if no machine keeps copies, or if the delay leaves nothing of the interval.
+        0.0 if no machine keeps copies, or if these seconds are more than the whole fixed interval.
         """
         if not self.copies.lag_s or spacing not in _COPIED:
             return 0.0
@@ -177,8 +180,7 @@ class Cadence(msgspec.Struct):
             chosen = by_cost_s, Spacing.AUTO_COST
         else:
             chosen = INTERVAL_S_MAX, Spacing.AUTO_MOST
-        # Each checkpoint needs a snapshot, at any cost.  0.0, no checkpoint by time, is the longest
-        # interval.
+        # Each checkpoint needs a snapshot, whatever it costs.  0.0 means never, so it counts as the longest interval.
         if self.at_most_s and not 0 < chosen[0] < self.at_most_s:
             return self.at_most_s, Spacing.CHECKPOINTS
         return chosen

@@ -40,11 +40,11 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 FRESH = Origin("fresh", "", -1)
-BY_CHIEF = Origin("chief", "", -1)  # of a worker: its chief has restored
+BY_CHIEF = Origin("chief", "", -1)  # for a worker, whose chief has restored
 
 
 def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
-    """Tells the checkpoint service how to name and keep checkpoints, also after its restarts."""
+    """Tells the checkpoint service, and each later one, how to name and keep checkpoints."""
     runtime.numbers.ask_again()  # the plan may lead to a directory with higher numbers
     runtime.connection.link.introductions[CHECKPOINT] = plan
     runtime.connection.tell_checkpoint(plan)
@@ -59,11 +59,11 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 
 
 def number_from_newest(runtime: Runtime) -> None:
-    """Numbers a program's snapshots after all known ones, if it has not restored.
+    """Makes the program's snapshot numbers start after all known ones.
 
-    Otherwise the service would consider its first snapshots older than an earlier program's or
-    attempt's, and would not save them.  Without an answer the program trains anyway: a snapshot
-    whose number is too low is not acknowledged.
+    A restore does this already.  Without it, the service would consider the first snapshots older
+    than those of an earlier program or attempt, and would not save them.  If the service does not
+    answer, the program trains anyway.
     """
     if runtime.numbers.is_known:
         return

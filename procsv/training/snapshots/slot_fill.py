@@ -1,9 +1,9 @@
-"""From a capture to a READY slot: copy and drop each view, checksum on the way, publish.
+"""From a capture to a READY slot: copy, hash and drop each view, then publish the slot.
 
-`SlotCopy` copies arrays that cannot be held as views earlier, within `capture`.  The snapshotter's
-thread does the rest while training runs.  numpy and xxhash process large arrays without the GIL;
-small tensors are copied pack by pack.  A kill anywhere here leaves a slot in WRITING: torn, and
-never read.
+Arrays that cannot be held as views are copied earlier, within `capture`, by `SlotCopy`.  The
+snapshotter's thread does the rest while training runs.  numpy and xxhash process large arrays
+without the GIL; small tensors are copied pack by pack.  A kill anywhere here leaves a slot in
+WRITING: torn, and never read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpe
 CHUNK_BYTES = 1 << 20  # copy and hash in turns, so that the hash reads from the cache
 
 declare("trainer.copy")
-PIECE_BYTES = 2 << 20  # about 0.1 ms
+PIECE_BYTES = 2 << 20  # `SlotCopy` copies so much, in about 0.1 ms, with the GIL held
 
 
 class SlotCopy:
-    """Copies the arrays of a layout that are not `held` while the training thread waits.
+    """Copies arrays into the slot while the training thread waits, within a source's `capture`.
 
-    `held` is by number.  State sources use it within `capture`.  The copy of a piece keeps the
-    interpreter lock: taking it back from a busy Python thread takes up to 5 ms, for which training
-    would wait.  Between pieces other threads may take the lock.
+    It copies the arrays that are not `held` as views; `held` is by number.  While it copies a
+    piece, it keeps the GIL, because training would wait up to 5 ms to get it back from a busy
+    Python thread.  Between two pieces other threads may take the GIL.
     """
 
     def __init__(self, layout: SlotLayout, sizes: list[int | None], held: Sequence[bool]) -> None:
@@ -47,8 +47,8 @@ class SlotCopy:
     def copy(self, arrays: list[Any], into: mmap.mmap) -> list[bool]:
         """Copies arrays into the slot, and returns which of `arrays` are there.
 
-        It replaces an array in the slot by its shape, and an array of unexpected size by a copy
-        elsewhere.
+        It replaces each array that is in the slot by its shape.  An array of unexpected size is
+        replaced by a copy outside the slot.
         """
         copied = [False] * len(arrays)
         for number in self._single:
@@ -99,7 +99,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
 
 
 class _Filling:
-    """One snapshot on its way into a slot, with the facts about each tensor by number."""
+    """One snapshot on its way into a slot; what it knows about each tensor is by number."""
 
     def __init__(self, spec: StateSpec, captured: Captured) -> None:
         self._captured, self._layout = captured, spec.layout
@@ -148,7 +148,7 @@ class _Filling:
                 self.hashes[number] = digest
 
     def _fill_one(self, number: int, memory: Any) -> None:
-        """Copies one tensor and drops its view, so the next variable update need not copy it."""
+        """Copies one tensor and drops its view, so the variable's next update need not copy it."""
         place = memory[self.offsets[number] : self.offsets[number] + self.sizes[number]]
         if self._captured.copied[number]:
             self.hashes[number] = xxhash.xxh3_64_intdigest(place)

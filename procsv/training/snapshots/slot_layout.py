@@ -1,8 +1,9 @@
 """Layout of a slot: the place of each tensor.  Pure: sizes in, places out.
 
-A Capture makes one layout and follows it; so does slot_fill.py.  Large tensors come first.  Small
-ones follow in packs, so that a few calls write thousands of them: for a small tensor the call costs
-more than the bytes.  Every tensor starts at a multiple of 64 bytes, also within a pack.
+A state source makes one layout for its tensors, and slot_fill.py writes them by it.  Large tensors
+come first.  Small ones follow in packs, so that a few calls write thousands of them: for a small
+tensor the call costs more than the bytes.  Every tensor starts at a multiple of 64 bytes, also
+within a pack.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from procsv.ipc.shm.slot_index import align
 
 SMALL_BYTES_MAX = 16 << 10  # up to this size a tensor goes into a pack
 PACK_BYTES_MAX = 1 << 20  # one call may block other Python threads for this long (about 0.1 ms)
-# The place of a tensor whose size is unknown: after all others, chosen anew for each snapshot.
-UNKNOWN = -1
+UNKNOWN = -1  # the offset of a tensor of unknown size: each snapshot places it after all others
 
 
 class Pack(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Pack(msgspec.Struct, frozen=True):
     sizes: list[int]  # in bytes
     offset: int
     end: int
-    _template: list[Any]  # alternately a member's place and the zeros up to the next member
+    _template: list[Any]  # alternately a placeholder for a member and the zeros up to the next member
 
     @staticmethod
     def of(members: list[int], sizes: list[int], offset: int) -> Pack:

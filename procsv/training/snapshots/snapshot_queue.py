@@ -3,8 +3,9 @@
 Pure: requests, events and a time in; decisions out.  The Snapshotter holds its lock around each
 call and acts on the answer.  The queue never captures, copies or waits.
 
-A pinned snapshot becomes a checkpoint as it is.  Until it is durable or has failed, nothing newer
-is captured that would replace it.  A stop is the exception: then the last state counts.
+A pinned snapshot must itself become a checkpoint.  Until it is durable or has failed, nothing newer
+is captured, because that would replace it.  A stop is the exception: then the last state matters
+more.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Work(Enum):
 class SnapshotRequest(msgspec.Struct, frozen=True):
     """A request for a snapshot: by the cadence, a save, a stop, or the end of the session."""
 
-    want: Want = ""  # why the service saves it immediately; "": it saves it at its own time (the cadence's)
+    want: Want = ""  # why the service saves it immediately; "" (the cadence's): the service chooses when to save
     pinned: bool = False  # this very state becomes a checkpoint
-    until: SnapshotState = SnapshotState.REQUESTED  # the state that the caller waits for; it gets failures until then
-    reuses: bool = False  # a request since the last call ended will do: it has the same state
+    until: SnapshotState = SnapshotState.REQUESTED  # the caller waits for this state and gets failures on the way to it
+    reuses: bool = False  # a capture since the last call ended will do: the state is still the same
     for_stop: bool = False  # the program is to end; the exact reason is known only at the capture
 
 
@@ -69,11 +70,11 @@ class SnapshotQueue(msgspec.Struct):
 
     cadence: Cadence
     records: list[Record] = msgspec.field(default_factory=list)  # in request order, until durable or lost
-    asked: Record | None = None  # the newest requested capture
+    asked: Record | None = None  # the newest capture that a request with a `want` led to; not the cadence's
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
     look_s: float = math.inf  # next check of the snapshot memory; inf: there is none to check
-    _is_spacing: bool = False
+    _is_spacing: bool = False  # the cadence is running
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: under way, or no cadence
 
     # -- requests ----------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class SnapshotQueue(msgspec.Struct):
         return record in self._free()
 
     def next_pinned(self) -> Record | None:
-        """Returns a pinned request, if any: the boundary may only be passed with its capture."""
+        """Returns a pinned request, if any; it must be captured before the next step."""
         return next((record for record in self._requested() if record.request.pinned), None)
 
     @property
@@ -263,7 +264,7 @@ class SnapshotQueue(msgspec.Struct):
         self._forget_the_settled()
 
     def saved(self, sequence: int) -> None:
-        """Records that `sequence` is a durable checkpoint, newer than all before it."""
+        """Records that `sequence` is a durable checkpoint, which settles older snapshots, too."""
         for record in self._with_the_service(sequence):
             record.state = next_state(record.state, SnapshotEvent.SAVE)
         self._forget_the_settled()

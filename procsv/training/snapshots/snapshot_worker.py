@@ -1,9 +1,10 @@
 """Reserve snapshot memory and publish captures: the work of a snapshotter's thread.
 
 Also guard the snapshot queue by a lock, and report failures.  snapshotter.py uses all of it.  A
-thread that holds the lock takes no other lock, waits only for the lock's condition, and neither
-captures nor copies.  Only the thread that has set `is_reserving` or `is_capturing` reserves or
-captures.  Both happen at once only if the backend captures ahead of its memory.
+thread that holds the queue's lock takes no other lock, waits only for the lock's condition, and
+neither captures nor copies.  A thread sets `is_reserving` before it reserves memory, and
+`is_capturing` before it captures, so that no other thread does the same at that time.  A capture
+overlaps a reservation only if the backend captures ahead of its memory.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class GuardedQueue:
 
     @property
     def is_held_here(self) -> bool:
-        """Whether this thread captures or reserves, and a signal handler interrupts it: it cannot wait for that."""
+        """Whether this thread captures or reserves now.
+
+        If so, the caller is a signal handler that interrupted that work, and cannot wait for its
+        end.
+        """
         return threading.get_ident() in self.holders
 
 
@@ -72,7 +77,7 @@ class FailureReports:
         self._last_failed = ""  # summary of why snapshots fail; "" if they do not
 
     def report(self, records: list[Record], failure: Exception, reached: SnapshotState) -> None:
-        """Logs `failure`, unless a waiting caller gets it or the source is merely closed."""
+        """Logs `failure`, unless a waiting caller gets it, or the source has just been closed."""
         if self._source.is_closed(failure):
             with self._guarded.change() as queue:
                 queue.stop_cadence()  # nothing is left to capture
@@ -93,10 +98,10 @@ class FailureReports:
 
 
 class SnapshotMemory:
-    """Snapshot memory: one backend reserves it, and replaces it after a removal.
+    """Reserves snapshot memory, and replaces memory that another process has removed.
 
-    Without memory the other backend takes over.  `backend` is the one to use now.  Any thread may
-    call; only the worker checks for removed memory.
+    `backend` is the one to use now: the preferred one, until there is no memory for it.  Any thread
+    may call; only the worker checks for removed memory.
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class SnapshotMemory:
         self._cadence.least_s, self._cadence.is_staged = STAGED_S_MIN, True
 
     def renew_memory(self) -> None:
-        """Replaces snapshot memory that was removed, and has its snapshots captured again."""
+        """Replaces snapshot memory if it was removed, and has the lost snapshots captured again."""
         loss, seen_s = self.backend.find_loss(), self._clock.monotonic()
         if loss is None:
             self._source.keep_files()
@@ -160,7 +165,7 @@ class SnapshotMemory:
                 return
             self._changed.wait_for(lambda: not self._guarded.is_busy)
             if self._guarded.finishes:
-                return  # a capture holds a slot: it is copied first, then this is called again
+                return  # a capture still has to be copied into its slot; this is called again afterwards
             self._guarded.is_reserving = True
         log.warning("procsv: something removed %s during the run; snapshots go into new shared memory", loss.path)
         if loss.is_alone:
@@ -205,7 +210,7 @@ class SnapshotPublisher:
         memory: SnapshotMemory,
         failures: FailureReports,
     ) -> None:
-        """`times`: of the steps that a snapshot stalls and slows down."""
+        """`times`: the durations of the training thread's calls."""
         self._runtime, self._clock, self._times, self._cadence = runtime, runtime.clock, times, cadence
         self._guarded, self._memory, self._failures = guarded, memory, failures
         self.on_published: Callable[[Snapshots], None] | None = None  # called after each snapshot

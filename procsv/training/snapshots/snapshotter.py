@@ -1,12 +1,13 @@
 """The snapshots of one state source: one queue, one worker, one lock.
 
-A TrainingRun uses it.  Requests go into the queue (snapshot_queue.py), which decides.  The training
-thread captures at the step boundary.  If it does not reach the boundary in time, the worker
-captures: it then holds the boundary's lock, or captures beside a call that changes nothing.  Only
-the worker copies and publishes, in capture order, and looks after the memory (snapshot_worker.py).
+A TrainingRun uses it.  Requests go into the queue (snapshot_queue.py), which decides what is
+captured when.  The training thread captures at the step boundary.  If it does not get there in
+time, the *worker* captures, a thread of the Snapshotter's own.  It then holds the boundary's lock,
+or captures beside a call that changes nothing.  Only the worker copies and publishes captures, in
+their order, and replaces memory that was removed (snapshot_worker.py).
 
-Lock order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the backend's lock.  A thread that
-holds the backend's lock takes no other.
+Lock order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the backend's lock.  A thread
+that holds the backend's lock takes no other.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Snapshotter:
         self._publisher = SnapshotPublisher(
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
-        self._runs_seen = -1  # how many calls had finished when the worker last looked, or when the stop was requested
+        self._runs_seen = -1  # finished calls when the worker last tried to capture, or when the stop was requested
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
@@ -111,7 +112,8 @@ class Snapshotter:
     def request_stop_save(self, want: Reason) -> None:
         """Requests the last state of a program that must end.
 
-        Most programs end by themselves first and save a later state.  Otherwise, this one is taken.
+        Most programs then end by themselves and save a later state.  If this one has not ended
+        within STOP_PATIENCE_S, its present state is captured.
         """
         with self._change() as queue:
             if not queue.is_stopping:
@@ -138,8 +140,8 @@ class Snapshotter:
     def flush_request(self, record: Record) -> Record:
         """Captures `record` now and waits until it reaches its `until` state.
 
-        Raises the error that kept it from getting there.  Waits for an earlier pinned snapshot,
-        except when the run is to end: then the last state counts.
+        Raises the error that kept it from getting there.  First waits up to WAIT_S_MAX for an
+        earlier pinned snapshot, unless the run is to end: then the last state matters more.
         """
         if self._guarded.is_held_here and record.state is SnapshotState.REQUESTED:
             with self._change() as queue:
@@ -255,7 +257,7 @@ class Snapshotter:
         """Captures what is due.
 
         The training thread is between two calls, or in one that changes nothing.  `is_whole` is
-        called after the capture, and a snapshot that may be torn is dropped.
+        called after the capture; if it returns False, the state may be torn and is dropped.
         """
         with self.changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
@@ -330,7 +332,8 @@ class Snapshotter:
     def _capture_by_worker(self) -> None:
         """Captures without the training thread, which has not reached the boundary.
 
-        It is between two calls, or in a long call, or gone.
+        That thread is between two calls, in a long call, or gone.  Beside a call the worker
+        captures only for a stop, if the call lasts since the last try and changes nothing.
         """
         boundary, runs = self._boundary, self._boundary.runs
         if boundary.lock.acquire(blocking=False):

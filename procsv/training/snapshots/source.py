@@ -32,7 +32,7 @@ class StateSpec(msgspec.Struct, frozen=True):
     """What a snapshot of a source holds, and how to write its checkpoint."""
 
     plan: CheckpointPlan  # how checkpoints are named and kept
-    sharded: bool
+    sharded: bool  # written as several files, as by a sharded Saver
     shards: tuple[tuple[CheckpointEntry, ...], ...]
     sizes: list[int | None]  # bytes of each captured array; None: unknown in advance
     layout: SlotLayout  # of the arrays in a slot
@@ -48,22 +48,24 @@ class RemoteArrays(msgspec.Struct, frozen=True):
     """Arrays that other processes have captured, and copy into the slot themselves."""
 
     numbers: frozenset[int]  # of the arrays; the capture has their shapes
-    # Makes them copy, off the training thread; returns the xxh3_64 of each array's bytes by number.
+    # Makes the other processes copy; called off the training thread.  Returns the xxh3_64 of each array's bytes, by
+    # number.
     copy: Callable[[], dict[int, int]]
 
 
 class Captured(msgspec.Struct):
     """The result of one capture: arrays by number, and the global step (-1 if there is none)."""
 
-    arrays: list[Any]  # numpy arrays (see `view`) that do not change any more; the shape of a copied one
+    # numpy arrays that no longer change, or what `view` makes them from; for a copied array, only its shape
+    arrays: list[Any]
     copied: list[bool]  # True: the bytes are already in the slot
     step: int
     spec: StateSpec | None = None  # describes the arrays, if that differs between captures
-    number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
+    number: int | None = None  # in the checkpoint's name; None: the step, if the spec's `has_step` says so
     view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays from the capture, off the training thread
     elsewhere: RemoteArrays | None = None
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
-    is_exact: bool = False  # despite the plan's mixing, no other task changed it
+    is_exact: bool = False  # no other task changed the state during the capture, although the plan allows for that
 
 
 class CaptureLost(Exception):
@@ -78,7 +80,10 @@ class CannotRestore(Exception):
 
 
 class StateSource(Protocol):
-    """Captures and restores a state.  A source may override members with a body."""
+    """Captures and restores a state.
+
+    A source defines all members that have no default here, and may override the others.
+    """
 
     spec: StateSpec | None  # None: no slot can hold the state; then `save_to` writes every checkpoint
     errors: tuple[type[Exception], ...]  # raised, besides RuntimeError, if the state cannot be read
@@ -96,7 +101,7 @@ class StateSource(Protocol):
     def count_on_from(self, step: int) -> bool:
         """Sets the step of the state (-1: fresh), from which a source without a global step counts.
 
-        Returns whether the source counts its calls.
+        Returns whether the source counts its calls as steps, for lack of a global step.
         """
         return False
 
@@ -121,7 +126,7 @@ class StateSource(Protocol):
         """
 
     def may_change(self) -> bool:
-        """Whether the call under way at the boundary can change what is captured."""
+        """Whether the training thread's present call can change the state that a capture reads."""
         return True
 
     def has_restored(self) -> bool:
@@ -135,9 +140,9 @@ class StateSource(Protocol):
         """
 
     def keep_files(self) -> None:
-        """Restores files that its checkpoints need besides a slot, if they were removed.
+        """Writes files that a checkpoint needs besides the slot again, if they were removed.
 
-        Any thread, every few seconds.
+        Called on any thread, every few seconds.
         """
         return
 

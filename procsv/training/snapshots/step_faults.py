@@ -1,8 +1,9 @@
 """Faults of a plan that the trainer carries out on itself between two steps.
 
 training_run.py uses it at the boundary.  A fault that a step triggers happens here, at that very
-step.  The journal entry comes first: after a kill by the fault, the next incarnation knows that it
-has happened.  The watchdog sends timed faults as messages.  Without a plan this costs nothing.
+step.  The journal entry is written before the fault, which may be a kill, so that the next
+incarnation knows that the fault has happened.  The watchdog sends timed faults as messages.
+Without a plan this costs nothing.
 """
 
 from __future__ import annotations

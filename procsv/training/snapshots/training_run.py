@@ -76,14 +76,14 @@ class TrainingRun:
         """
         self._runtime, self._source, self.origin, self._cadence = runtime, source, origin, cadence
         self._tell_durable, self._lost = on_durable, lost
-        self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
+        self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # snapshot errors
         self.boundary = Boundary(self._visit)
         self.counts_calls = source.count_on_from(origin.step)  # whether calls count as steps, for lack of a global step
         self.first_step = source.read_step()
         runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
         self.habit = STEPS  # what counts as a step in this program, and what it restores; reported with the first step
-        self._last_durable: dict[bool, SavedKey] = {}  # the last reported save of procsv's (True) and the program's own
+        self._last_durable: dict[bool, SavedKey] = {}  # the last reported saves: True: procsv's, False: the program's
         self._last_error = ""  # the last reported error of a save, without its numbers
         self._faults = StepFaults(
             runtime.connection.start, runtime.clock, runtime.injected, runtime.heartbeat.write_step
@@ -127,7 +127,7 @@ class TrainingRun:
             backend = SlotBackend(pool=pool, source=source, target=start.target, never=restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
-            # Only for a fresh state: a restored session reserves after its first step, to reach that step sooner.
+            # Only for a fresh state.  A restored session leaves this to the worker, to reach its first step sooner.
             self.snapshots.reserve_early()
         self.snapshots.start_worker()
 
@@ -148,7 +148,7 @@ class TrainingRun:
 
     # -- at the boundary ---------------------------------------------------------------------------
     def _visit(self) -> None:
-        """Do what is due with the lock held, on the training thread or on a thread that acts for it.
+        """Do what is due: on the training thread, with the lock held.
 
         `due` is cleared first, so a thread that sets it during the visit causes another visit.
         """
@@ -230,7 +230,7 @@ class TrainingRun:
 
     def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
-        if news.key != self._last_durable.get(is_ours):  # the asker receives it twice, once with everybody else
+        if news.key != self._last_durable.get(is_ours):  # may come twice: as an answer, and as a message to all
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
             self._tell_durable(news)
@@ -240,7 +240,7 @@ class TrainingRun:
     def _is_mine(self, news: Durable | SaveFailed) -> bool:
         """Whether the news is about a snapshot of this attempt.
 
-        The service also announces old checkpoints again, which prove nothing about ours.
+        The service also repeats announcements of old checkpoints, which prove nothing about ours.
         """
         return news.is_of(self._runtime.connection.start.run, self._runtime.connection.start.incarnation)
 
@@ -326,16 +326,16 @@ class TrainingRun:
             return True
         failed = self.snapshots.last_failure
         why = asked.failure or (failed.error if failed else "no answer yet")
-        if not gone.is_given_up():  # otherwise the watchdog reports the service's last attempt
+        if not gone.is_given_up():  # if it is, the watchdog reports the error of the last try
             log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
-        if asked.state < SnapshotState.PUBLISHED or asked.failure is not None:  # otherwise the service has it
+        if asked.state < SnapshotState.PUBLISHED or asked.failure is not None:  # the service has not received it
             self._note_lost(why)
         return False
 
     def _note_lost(self, why: Exception | str) -> None:
         """Record in the journal that the last state has not reached the checkpoint service."""
         if isinstance(why, str) or not self._source.is_closed(why):
-            with contextlib.suppress(RuntimeError, *self._failures):  # otherwise use the last step read
+            with contextlib.suppress(RuntimeError, *self._failures):  # if it is unreadable, the last step read is used
                 self.read_step()
             self._runtime.connection.note_entry(
                 SnapshotFailed(step=self._runtime.heartbeat.step, error=str(why), is_last=True)
@@ -344,8 +344,8 @@ class TrainingRun:
     def save_first_state(self) -> None:
         """Save a checkpoint of a fresh state.
 
-        Programs look for this checkpoint, so training waits briefly until it is on disk, but not as
-        long as a large one takes. Training starts even if the save fails.
+        Programs look for this checkpoint, so training first waits until it is on disk, but only for
+        FIRST_SAVE_S_MAX: a large one takes longer. Training starts even if the save fails.
         """
         if self.snapshots is not None and self.origin.source == "fresh":
             try:
@@ -354,7 +354,7 @@ class TrainingRun:
                 log.error("procsv: the initial state could not be saved; training continues: %s", failure)
 
     def final_save_s(self) -> float:
-        """Return how long the last save may take. After a stop request, that is the rest of the grace period."""
+        """Return how long the last save may take; after a stop, what remains of the grace period."""
         if self._runtime.stops.reason is None:
             return FINAL_SAVE_S_MAX
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE
