@@ -6,7 +6,7 @@ only from events.  Its parts are pure, too:
 
     states.py           track the states in memory and on disk
     save_scheduler.py   decide when and why to save; back off after failures
-    pending_replies.py  keep the peers that wait for a state to be on disk
+    pending_replies.py  answer the peers that wait for a state to be on disk
     restore_choice.py   choose the state that a trainer starts from, and tell the tasks that follow it
     directory.py        decide when to scan the checkpoint directory, and what to adopt there
 
@@ -78,8 +78,8 @@ class CheckpointCore:
 
         `followers`: how many other tasks may start from the same state.  `is_restarted`: this
         service replaces one that died and serves its pending requests immediately.  `is_local`
-        False: the checkpoints are at a URL.  It is not scanned for other writers' checkpoints, and
-        records itself which run used it before.
+        False: the checkpoints are at a URL.  No scan looks there for other writers' checkpoints, and
+        a file there names the run that saved there before.
         """
         self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
@@ -100,7 +100,7 @@ class CheckpointCore:
 
     # -- messages ---------------------------------------------------------------------------------------------
     def handle_message(self, asker: Received, now_s: float) -> list[Action]:
-        """Handles any message but Hello and Finish."""
+        """Handles a message that process.py does not handle by itself."""
         match asker.body:
             case CheckpointPlan() as plan:
                 self._on_plan(plan, now_s)
@@ -164,7 +164,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Follows the plan that a snapshot carries until a trainer sends its own."""
+        """Follows a plan that a snapshot carries or that was stored, until a trainer sends its own."""
         if self.directory.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
@@ -177,9 +177,9 @@ class CheckpointCore:
         self._out.append(self.directory.follow_plan(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
-        """Notes whether a trainer wants this state saved; otherwise the save interval decides.
+        """Notes whether a trainer wants this state saved now; if not, the save interval decides.
 
-        The answer acknowledges the request, so the trainer repeats it if this process dies first.
+        A request is acknowledged only by its answer, so the trainer repeats it if this process dies first.
         """
         reason = as_reason(want)
         if reason is None:
@@ -198,7 +198,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
-        """Handles a directory that could not be read, for `stocked` or for `found`."""
+        """Handles a directory that could not be read: TakeStock or Find has failed."""
         if not self.directory.is_stocked:
             self.directory.not_stocked(now_s)
             self.saving.failures += 1
@@ -240,7 +240,7 @@ class CheckpointCore:
         return self._lose(state, why, is_bad, now_s)
 
     def verify_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """Gives up verifying a state to restore, for the same reasons."""
+        """Gives up verifying a state to restore, for the same reasons as in `save_lost`."""
         self.restoring.verify_ended(state)
         return self._lose(state, why, is_bad, now_s)
 
@@ -321,7 +321,7 @@ class CheckpointCore:
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.waits_for_missed) is not None:
-            # Ask on the chief's behalf: the chief got the newest state, as nothing has moved since, or it will get it.
+            # Ask on the chief's behalf.  The chief has got the newest state and not trained since, or it will get it.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
     def _begin_save(self, now_s: float) -> None:
@@ -329,7 +329,7 @@ class CheckpointCore:
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if (plan := self.directory.known_plan) is None:
-            return  # the stocktaking will end soon
+            return  # the list of checkpoints on disk will soon be there
         reason = self.saving.why(self._reasons(state), plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it

@@ -1,12 +1,13 @@
 """Decide when to scan the checkpoint directory, and which checkpoints of other writers to adopt.
 
-Part of the core (core.py).  Pure: the contents arrive as events, and requests to look leave as
-actions.  The program may call a Saver at any time.  A scan is due when the filesystem hints at a
-change (a hint may be lost), when the trainer reports a save, and every RESCAN_S.
+Part of the core (core.py).  Pure: the directory's contents arrive as events, and requests to scan
+it leave as actions.  The program may call a Saver at any time.  A scan is due when the filesystem
+hints at a change (a hint may be lost), when the trainer reports a save, and every RESCAN_S.
 
-An *external* checkpoint has no manifest, or a manifest for another index.  Once it has not changed
-for a while, it is verified and adopted; immediately if its writer is known to have finished.  A
-checkpoint that fails verification is left alone until it changes.
+Here, an *external* checkpoint is one that this service did not write, whichever Saver did.  It has
+no manifest, or a manifest for another index.  It is verified and adopted once it has not changed for
+a while, or at once if its writer is known to have finished.  A checkpoint that fails verification is
+left alone until it changes.
 """
 
 from __future__ import annotations
@@ -34,34 +35,35 @@ from procsv.services.checkpoint.core.states import States
 RESCAN_S = 5.0  # between scans, even without a hint
 SCAN_S_MIN = 0.1  # between scans, however many hints there are
 GATHER_S = 0.1  # from a hint to its scan: a commit makes a dozen changes, and one scan shows them all
-# How long a checkpoint must stay unchanged before it is examined: one that the `checkpoint` file names, and any other.
-CALM_S = 0.3
-CALM_UNNAMED_S = 2.0
+# How long a checkpoint must stay unchanged before it is examined.
+CALM_S = 0.3  # if the `checkpoint` file names it
+CALM_UNNAMED_S = 2.0  # if not
 BUSY_S = 0.5  # before the next try while another Saver holds the lock
-ADOPTION_S_MAX = 5.0  # how long shutdown waits for the next of the program's last saves to be adopted
+ADOPTION_S_MAX = 5.0  # how long shutdown waits for each of the program's last saves to be adopted
 
 
 class ExternalSaves(msgspec.Struct):
     """External checkpoints as the scans have seen them.
 
-    Times are monotonic, except for `_baseline_s` in Unix seconds: older checkpoints are not new.  While it is None,
-    everything that the first scan shows counts as old.  `_since` maps a path to its signature and when that was first
-    seen, or to a later time if the checkpoint could not be read.
+    `_since` holds the checkpoints still to be settled: path -> signature, and when that was first seen (a later time
+    if the checkpoint could not be read).  `_done` holds those that are adopted, unusable or too old: path -> signature.
+    `_told` holds the trainer's reports to acknowledge.  Times are monotonic, except `_baseline_s` (Unix seconds):
+    checkpoints from before it are too old.  While it is None, everything that the first scan shows is too old.
     """
 
     scans_begun: int = 0
     scans_done: int = 0
     _scan_s: float = 0.0  # when the next scan is due
-    _earliest_s: float = 0.0  # the next scan does not begin before, even after a hint
-    _hinted_s: float = math.inf  # when a hint or report asks for a scan; during a scan: for the next one
+    _earliest_s: float = 0.0  # no scan begins before this, even after a hint
+    _hinted_s: float = math.inf  # when the next scan is due because of a hint or report
     _baseline_s: float | None = None
     _since: dict[str, tuple[Signature, float]] = msgspec.field(default_factory=dict)
     _done: dict[str, Signature] = msgspec.field(default_factory=dict)
     _told: dict[str, list[Received]] = msgspec.field(default_factory=dict)
-    _own: set[str] = msgspec.field(default_factory=set)  # reported by the trainer, not settled yet
-    _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted before the trainer's report
-    _busy: Sighting | None = None  # being examined or adopted
-    _examined: Verified | None = None  # the last one that could not be adopted yet
+    _own: set[str] = msgspec.field(default_factory=set)  # reported as the supervised Saver's, not settled yet
+    _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted as another Saver's; a report may come late
+    _busy: Sighting | None = None  # the checkpoint that is being examined or adopted
+    _examined: Verified | None = None  # the last checkpoint that was verified but could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead, so nobody is still writing
 
     # -- events -----------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class ExternalSaves(msgspec.Struct):
 
     @property
     def is_idle(self) -> bool:
-        """Whether every checkpoint seen is settled."""
+        """Whether all checkpoints that the scans have seen are settled."""
         return self._busy is None and not self._since
 
     # -- scans ----------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class ExternalSaves(msgspec.Struct):
         """Sorts out the checkpoints that a scan has found, and begins to examine one that has settled."""
         self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
         external = {s.path: s for s in scan.external}
-        # Reported ones are new, whatever the clock said when they were saved.
+        # Checkpoints that the trainer has reported are new, whatever the clock said when they were saved.
         unreported = [s for s in scan.external if s.path not in self._own]
         old = [s for s in unreported if self._baseline_s is None or s.time < self._baseline_s]
         self._done.update({s.path: s.signature for s in old})
@@ -170,7 +172,7 @@ class ExternalSaves(msgspec.Struct):
     def adopted(self, taken: AdoptionResult, now_s: float) -> None:
         """Handles the result of an adoption.
 
-        Without a manifest yet, the checkpoint has changed or another Saver holds the lock: it is tried again.
+        If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock: it is tried again.
         """
         examined = taken.examined
         if taken.durable is None:
@@ -198,8 +200,8 @@ class Directory:
         self.plan: CheckpointPlan | None = None
         self.is_stocked = False  # whether the contents are known
         self._stock_again_s: float | None = None
-        self._last_scan = 0  # the scan that must end before the run may
-        self._adopt_by_s = math.inf
+        self._last_scan = 0  # number of the scan that must end before the run may end
+        self._adopt_by_s = math.inf  # how long the end of the run waits for adoptions
         self._scanned_at = 0  # the durable sequence when the scan began
         self._trouble = ""  # as last announced
 
@@ -241,7 +243,7 @@ class Directory:
 
     @property
     def scans_done(self) -> float:
-        """How many scans have ended; infinite where there are none, so that nobody waits for one."""
+        """How many scans have ended; infinite for a URL, which is never scanned, so that nobody waits for a scan."""
         return self.external_saves.scans_done if self.can_scan else math.inf
 
     def scan_if_due(self, now_s: float) -> list[Action]:
@@ -279,7 +281,7 @@ class Directory:
 
     # -- the end of the run -----------------------------------------------------------------------------------
     def finish_adoption(self, now_s: float) -> None:
-        """Sets a deadline to adopt everything saved until now; nothing more will be saved."""
+        """Sets a deadline for adopting the program's saves: all its writers are dead, so there will be no more."""
         self.external_saves.writers_are_gone(True)
         self._last_scan, self._adopt_by_s = self.next_scan, now_s + ADOPTION_S_MAX
 

@@ -44,7 +44,7 @@ class DiskState(msgspec.Struct, frozen=True):
     """
 
     newest_step: int
-    top_sequence: int  # the highest in any manifest
+    top_sequence: int  # the highest in any manifest; higher if another machine may still be saving there
     durable: Durable | None
     kept: tuple[str, ...]
     run_began: float | None = None  # Unix seconds
@@ -68,7 +68,7 @@ class FoundCheckpoint(msgspec.Struct, frozen=True):
     checkpoint: Candidate | None
     kept: tuple[str, ...]
     rejected: tuple[Rejected, ...]
-    error: str  # why nothing that exists is good; "" if there is a good one, or nothing at all
+    error: str  # why none of the existing checkpoints is good; "" if one is, or if none exists
 
 
 # (name, inode, size, time of change in ns) of each file of a checkpoint except its manifest
@@ -114,7 +114,7 @@ class Verified(msgspec.Struct, frozen=True):
 class AdoptionResult(msgspec.Struct, frozen=True):
     """The result of an adoption.
 
-    `durable`: None if the checkpoint has changed, or another Saver holds the lock.
+    `durable`: None if nothing was adopted; for example, it has changed, or another Saver holds the lock.
     """
 
     examined: Verified

@@ -31,7 +31,7 @@ class _Want(msgspec.Struct, frozen=True):
 class _Ending(msgspec.Struct, frozen=True):
     """A request for FlushDone: after a trainer's death, or (`all_of_it`) at the end of the run."""
 
-    asker: Received | None  # None: this service itself
+    asker: Received | None  # None: this service itself, because the watchdog is dead
     incarnation: int
     reason: Reason
     all_of_it: bool
@@ -104,8 +104,8 @@ class PendingReplies(msgspec.Struct):
         """Answers peers that wait for a trainer's last state to be on disk.
 
         `is_adopting`: external checkpoints are still being adopted; the end of the run waits for them, too.
-        `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False while a state that is gone
-        from memory may be on disk, and the remains of a killed service's save are not cleaned up.
+        `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False until the directory is listed.
+        Until then a state that is gone from memory may be on disk, and a killed service's save is not cleaned up.
         """
         replies = []
         for ending in list(self._endings):
@@ -131,7 +131,7 @@ def _why_lost(states: States) -> str:
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
     """Whether to answer despite failed saves.
 
-    A trainer's ending is answered after the first failure, and the save is retried.  The run's ending must give up
-    at some point.
+    A trainer's ending is answered after the first failure, and the save is retried.  The run's ending is answered
+    after TRIES_AT_END_MAX failures.
     """
     return not ending.all_of_it or failures >= TRIES_AT_END_MAX

@@ -36,7 +36,7 @@ QUIET_S_MAX = 1.0
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    after_scan: int  # the scan that must end before the answer, so that what the program has just saved counts
+    after_scan: int  # number of the scan that must end before the answer: it shows what the program has just saved
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: FoundCheckpoint | None = None
@@ -81,7 +81,7 @@ class Restoring(msgspec.Struct):
             self._question = None
         self.served, self.expects_question = "", not clean
         self.avoid_step = avoid_step
-        # If several trainers die in a row, the first death counts, so they cannot delay the write for ever.
+        # If several trainers die in a row, the delay is counted from the first death, so that it ends.
         self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
 
     def is_quiet(self, now_s: float) -> bool:
@@ -170,7 +170,7 @@ class Restoring(msgspec.Struct):
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
     def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: float) -> list[Action]:
-        """Answers with a checkpoint before the suspect newest state, or with that state if there is none."""
+        """Answers with a checkpoint from before the suspect state, or with the newest state if there is none."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
             return [Find(plan, self.avoid_step)]
@@ -231,8 +231,8 @@ class Followers(msgspec.Struct):
         """
         self.ended = max(self.ended, incarnation)
         if incarnation >= self.answered_attempt:
-            # If this attempt asked this service, so will the next. If not, even the next one may have asked the
-            # service before this one.
+            # If this attempt asked this service, so will the next. If not, even the next attempt may have asked the
+            # previous service already.
             self.may_have_missed = self.may_have_missed and self.answer is None
             self.answer, self.answered_attempt = None, 0
             self._answered.clear()

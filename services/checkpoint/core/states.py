@@ -25,8 +25,8 @@ class States(msgspec.Struct):
 
     run: str
     chief: TaskId  # the task whose state is saved; slots of other tasks are ignored
-    lineage: frozenset[str] = frozenset()  # earlier runs of this logdir; their snapshots count
-    asks_directory: bool = False  # the checkpoint directory may still name an earlier run
+    lineage: frozenset[str] = frozenset()  # earlier runs of this logdir; their snapshots may be restored
+    asks_directory: bool = False  # the directory, once it is listed, may add an earlier run to `lineage`
 
     durable: Durable | None = None
     durable_sequence: int = 0
@@ -60,7 +60,7 @@ class States(msgspec.Struct):
             self.told = state
 
     def restored(self, incarnation: int) -> None:
-        """Notes that a trainer has its state, so states of earlier trainers need no saving."""
+        """Notes that a trainer has restored; a state that an earlier trainer lost is no longer missed."""
         if self.told is not None and self.told.incarnation < incarnation:
             self.told = None
 
@@ -90,7 +90,7 @@ class States(msgspec.Struct):
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
-        # Otherwise the program has saved a later state by itself.
+        # If none of this holds, the program has saved a later state by itself, which stays the newest.
         if self.checkpoint_sequence or self._precedes_run or durable.step > self.newest_step:
             self._note_newest(durable.step, durable.sequence)
 
@@ -124,7 +124,7 @@ class States(msgspec.Struct):
     def lose(self, state: SavableState, is_bad: bool) -> bool:
         """Notes a state that could not be read.
 
-        Returns True if it is bad and was not known to be; a save and a check may both find it.
+        Returns True if it is bad and that is news: a save and a verification may both find it.
         """
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
@@ -152,8 +152,8 @@ class States(msgspec.Struct):
     def is_behind(self, state: SavableState) -> bool:
         """Whether the newest checkpoint holds a later state.
 
-        Our own checkpoints are compared by sequence, because a program may restart its steps at 0, and
-        this run's states are later than what it began with.
+        Our own checkpoints are compared by sequence, because a program may restart its steps at 0.
+        A state of this run is later than another writer's checkpoint from before the run.
         """
         if self._precedes_run and state.run == self.run:
             return False
