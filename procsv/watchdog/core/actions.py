@@ -16,7 +16,7 @@ class StartAttempt(msgspec.Struct, frozen=True):
 
     task: TaskId
     incarnation: int
-    due_s: float = 0.0  # since when it is due; ignored for a service
+    due_s: float = 0.0  # the monotonic time since which the start is due; ignored for a service
 
 
 class EndStarts(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ class ClearTree(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Send a message reliably to the newest attempt of `task`, if it has introduced itself: it
-    hears nothing before its Hello.
+    """Send a message reliably to the newest attempt of `task`. A task's attempt that has not sent
+    its Hello yet misses it.
     """
 
     task: TaskId
@@ -67,7 +67,7 @@ class WriteEntry(msgspec.Struct, frozen=True):
 
 
 class WriteRun(msgspec.Struct, frozen=True):
-    """Write run.json: the state has changed. (The reactor writes a changed step at its own pace.)"""
+    """Write run.json, because the state has changed. (event_loop.py also writes it regularly.)"""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class Quit(msgspec.Struct, frozen=True):
 
     exit_code: int
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
-    restarts_elsewhere: bool = False  # all launches begin again, one of them in place of a lost machine
+    restarts_elsewhere: bool = False  # all launches begin again, a spare one in place of the machine that left
 
 
 Action = (

@@ -32,14 +32,15 @@ from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.progress import ModelProgress
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
-# Sources that a task reads by itself; a program may instead distribute its chief's state with calls of its own.
+# Only tasks with these sources of state can be compared: each has read its state by itself. With any other source, the
+# program may have distributed the chief's state by calls of its own.
 READ_BY_ITSELF = ("memory", "checkpoint")
 SAID_AFTER_S = 10.0  # when to report a wait for a session; most sessions are made within a second
 Word = Literal["auto", "task", "gang"]
 
 
 class Gang:
-    """The tasks that train, the chief first, whether or not they are bound together."""
+    """The tasks that train, the chief first, whether or not they are bound together (`policy`)."""
 
     def __init__(self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, word: Word, now_s: float) -> None:
         """`word`: the user's choice; auto binds the tasks once one of them has made a collective
@@ -56,7 +57,7 @@ class Gang:
         self._broke_s = now_s  # when the first member of the previous generation ended, or when the run began
         self._first: dict[TaskId, FirstStepDone] = {}  # the first steps of this generation
         self._is_formed = False
-        self.failure = ""  # why it is not restarted
+        self.failure = ""  # why the gang is not restarted
         if word == "gang":
             self._bind()
 
@@ -89,9 +90,9 @@ class Gang:
             member.bind(self._chief, len(self._members))
 
     def stand_for(self, meant: Collection[TrainerSupervisor]) -> list[TrainerSupervisor]:
-        """Return the tasks to ask for what `meant` should do.
+        """Return the tasks that must receive a request for the tasks in `meant`.
 
-        For a gang that is the chief, which saves, and whose end ends the others.
+        A request for members of a gang goes to the chief, which saves, and whose end ends the rest.
         """
         if self.policy is Policy.TASK or not any(task.task in self._members for task in meant):
             return list(meant)
@@ -120,8 +121,8 @@ class Gang:
             member.next.rejoin(start_s)
 
     def settled(self, now_s: float) -> list[Action]:
-        """The chief's last state is on disk, or cannot be saved: that decides the progress of the
-        member that ended first, too.
+        """The chief's last state is on disk, or cannot be saved. This also decides whether the
+        member that ended first has made progress.
         """
         wanted: list[Action] = []
         for task, member in self._members.items():
@@ -147,7 +148,7 @@ class Gang:
     def _disagree(self, told: str, now_s: float) -> list[Action]:
         """Restart all members, as after any failure, because they train on different states.
 
-        Their steps alone would never show it.
+        Nothing else would ever show that: the members would go on without an error.
         """
         history, why = self._chief.history, f"the tasks did not start from the same state ({told})"
         history.no_progress_count += 1
@@ -162,7 +163,10 @@ class Gang:
 
 
 class Roster:
-    """The parts of a run: its tasks, its services, and the gang that binds tasks together."""
+    """The parts of a run: its tasks, its services, and the gang that binds tasks together.
+
+    `keeper` is the service that saves the chief's state; None if there is none.
+    """
 
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
@@ -191,11 +195,11 @@ class Roster:
         return self.gang.stand_for([t for t in meant if name is not None or t is self.chief or t.task.role != PS])
 
     def what_follows(self, task: TrainerSupervisor, end: End) -> Follows:
-        """Return what follows from the end of a task. Giving a task up counts before any other end."""
+        """Return what follows from the end of a task. If it was given up, `end` does not matter."""
         return TABLE[duty_of(task.task, self.chief.task), self.gang.policy, End.GAVE_UP if task.gave_up else end]
 
     def given_up(self) -> list[TrainerSupervisor]:
-        """Return the tasks that were given up and whose end ends the run."""
+        """Return the given-up tasks that the run cannot continue without."""
         follows, least = self._follow_from_given_up(), self.settings.launch.min_workers
         return [self.tasks[name] for name in restart_table.indispensable(self.tasks, follows, least)] if follows else []
 
@@ -215,7 +219,7 @@ class Roster:
         return [Say(wording.NONE_IS_SPARED, is_bad=True)]
 
     def _goes_on_with(self, task: TrainerSupervisor) -> int | None:
-        """Return how many workers are left without `task`, which is given up; None if the run ends."""
+        """Return how many workers are left without `task`, given up; None if the run ends."""
         if task in self.given_up():
             return None
         return restart_table.workers_left(self.tasks, self._follow_from_given_up())
@@ -242,7 +246,7 @@ def find_awaited(
     in it while another is still in a callback. Time that a task spends waiting is not charged to
     it.
 
-    `servers`: the servers among `tasks`; callers ask about many tasks at once.
+    `servers`: the servers among `tasks`, listed once by a caller that asks about many tasks.
     """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None

@@ -1,8 +1,8 @@
 """Define the events that the watchdog's core handles.
 
-event_loop.py makes them from what happens on pidfds, sockets and clocks; run.py answers each with
-actions (actions.py). Every event about a process carries its attempt number, and news of a dead
-attempt changes nothing.
+event_loop.py and the hosts make them from what happens on pidfds, sockets and clocks. run.py
+answers each with actions (actions.py). Every event about a process carries the number of its
+attempt, so that late news of an earlier attempt changes nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Started(Event, frozen=True):
 class NotStarted(Event, frozen=True):
     """The process was not started.
 
-    Either the system refused (EAGAIN, EMFILE, ENOMEM), or its host tried one way that failed and
-    has another. `is_tried_again`: the latter, which is already reported; the task is started again
-    as soon as nothing is left of the failed process.
+    The system refused (EAGAIN, EMFILE, ENOMEM), the start was cancelled, its machine is lost, or
+    the standby could not become the task. `is_tried_again`: only in the last case. The host has
+    reported that failure, and the task is started again once nothing of the failed process is left.
     """
 
     task: TaskId
@@ -48,29 +48,29 @@ class NotStarted(Event, frozen=True):
 
 
 class Preparing(Event, frozen=True):
-    """What the host of these tasks is preparing for their next starts."""
+    """Whether the host of these tasks is preparing a standby for their next starts."""
 
     tasks: frozenset[TaskId]
-    wait_s: float  # how long a due start waits for it
-    is_alive: bool  # it has a process
+    wait_s: float  # how long a due start waits for the standby; 0.0 if it does not wait
+    is_alive: bool  # the standby has a process
 
 
 class Ended(Event, frozen=True):
-    """A process is dead and reaped; with the last facts known about it."""
+    """A process is dead and reaped, or counts as dead (`lost`). Holds the last facts about it."""
 
     task: TaskId
     incarnation: int
     exit: Exit
     beat: Heartbeat | None = None
     words: LastWords | None = None
-    memory_step: int = NO_STEP  # of the newest whole snapshot that it left
+    memory_step: int = NO_STEP  # of the task's newest whole snapshot in memory, whichever attempt took it
     stacks: str = ""  # faulthandler's output (for a service, from its log)
     oom: str = ""  # the kernel's evidence of an out-of-memory kill
     fault: str = ""  # the fault of the plan that ended it
-    lost: str = ""  # why it counts as dead: its machine is silent
-    log: str = ""  # a service's log, and its last lines
-    last_lines: tuple[str, ...] = ()
-    taken_step: int = NO_STEP  # of the newest whole snapshot that this attempt has taken
+    lost: str = ""  # why it counts as dead although its end was not seen (TaskLost)
+    log: str = ""  # the path of a service's log
+    last_lines: tuple[str, ...] = ()  # of that log
+    taken_step: int = NO_STEP  # of the newest whole snapshot in memory that this attempt took
     no_room: bool = False  # the logdir's disk is full
 
 
@@ -122,11 +122,11 @@ class Ticked(Event, frozen=True):
     """Time has passed; with the heartbeat of each process that has one."""
 
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
-    memory_step: int = NO_STEP
+    memory_step: int = NO_STEP  # of the chief's newest whole snapshot in memory
     stopped: frozenset[TaskId] = frozenset()  # the tasks that are frozen by SIGSTOP, or by a debugger
     traced: frozenset[TaskId] = frozenset()  # the frozen tasks that a debugger holds
     has_room: bool | None = None  # whether the logdir's disk has room, if it was checked
-    # What each quiet service is doing: AT_DISK, STOPPED or "".
+    # What each service that has shown no progress for a while is doing: AT_DISK, STOPPED or "".
     doing: Mapping[TaskId, str] = msgspec.field(default_factory=dict)
     # For each task that was checked, a number that changes whenever one of its processes has run.
     activity: Mapping[TaskId, int | None] = msgspec.field(default_factory=dict)
@@ -139,7 +139,7 @@ class FileState(msgspec.Struct, frozen=True):
     path: str
     identity: tuple[int, int] | None  # device and inode; None: nothing of ours is there
     owner: TaskId = WATCHDOG  # who recreates it
-    is_said_by_others: bool = False  # others report its loss
+    is_said_by_others: bool = False  # others tell the user of its loss, so it is only journaled
 
 
 class RunFilesChecked(Event, frozen=True):
@@ -171,7 +171,7 @@ class StopAsked(Event, frozen=True):
     source: str  # a signal's name, or "procsv stop"
     now: bool
     is_notice: bool = False  # a preemption notice
-    spare: str = ""  # the host that can take the machine's place, if the run has several; "" if none
+    spare: str = ""  # the host that can replace the machine that must leave; "" if none
 
 
 class SignalCame(Event, frozen=True):
@@ -189,11 +189,11 @@ class LogdirTaken(Event, frozen=True):
 class TaskLost(Event, frozen=True, kw_only=True):
     """A task counts as dead, though its end was not seen."""
 
-    task: TaskId  # or the place of a spare launch, which has none
+    task: TaskId  # a spare launch has no task: this is the name of its place
     why: str  # the evidence of its end
     entry: Entry
     text: str
-    host: str = ""  # the machine whose loss ends the run; "" if the task is restarted there
+    host: str = ""  # the machine whose loss ends the run; "" if another launch there continues, and restarts the task
     spare: str = ""  # the host that can take over, so that the run begins again at once; "" if none
 
 

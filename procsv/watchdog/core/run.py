@@ -3,7 +3,8 @@
 Called by event_loop.py for everything that happens. It knows no process, socket, file or clock, so
 that a test can try thousands of crash schedules in a second. It hands each event to the part that
 it concerns: trainer.py for the trainer, services.py and service_events.py for the services, and
-end/ for the end of the run. What is left here concerns processes and the order of things.
+end/ for the end of the run. What remains here is what the start, end or loss of a process means for
+the other tasks, signals, and the order of the actions.
 
 Each part returns the actions that it wants, in order, and shares no list with others. This is the
 one place that joins the actions of different parts, and event_loop.py carries them out in this
@@ -14,7 +15,7 @@ order:
        At a tick: the tasks one by one (heartbeat, room on the disk, hang), tasks that wait in vain,
        the services' hangs, and the deadlines of the tasks
     2  tell the service that keeps the chief's state that the chief has died
-    3  if the run ends: ask the next tasks, in order, to end (end/ending.py); drop starts under way
+    3  if the run ends: ask the next tasks, in order, to end (end/ending.py); prepare no more starts
     4  if the run ends and no task is left: ask the services to finish, or kill them; finally Quit
     5  the starts of services that are due, because one may have died in 1
 """
@@ -57,7 +58,7 @@ class Core:
         self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
         self._told: set[int] = set()  # signals that were reported as passed on or ignored
-        self._servers_lost = 0  # each loss includes the variables that the server held
+        self._servers_lost = 0  # counts losses of servers, each with the variables that the server held
         # A cache of `next_due_s`, valid until the next event, because the loop asks twice per turn.
         self._due_s: float | None = None
         self._knows_due = False
@@ -93,8 +94,8 @@ class Core:
 
     @property
     def generation(self) -> int:
-        """A number for all tasks together that rises when state must be restored after the loss of
-        a gang or a server.
+        """A number for all tasks together. It rises when state must be restored because a gang or a
+        server was lost.
         """
         return self.gang.generation + self._servers_lost
 
@@ -122,7 +123,7 @@ class Core:
         return first
 
     def handle(self, event: events.Event, now_s: float) -> list[Action]:
-        """Return the actions to carry out after `event`, in the order that is written down above."""
+        """Return the actions to carry out after `event`, in the order that the module describes."""
         self._knows_due = False
         return [*self._answer(event, now_s), *self._go_on(now_s)]
 
@@ -178,7 +179,7 @@ class Core:
         return []
 
     def next_due_s(self) -> float | None:
-        """Return when a Ticked will have something to do, whatever else happens."""
+        """Return when a Ticked will have something to do even if no other event comes before."""
         if not self._knows_due:
             dues = [*self._ending.next_due_s(), *(task.next_due_s() for task in self.tasks.values())]
             dues += [service.next_due_s() for service in self.services.values()]
@@ -222,9 +223,9 @@ class Core:
                 self._roster.model.server_lost()
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
-            # The others need it again.
+            # The rest of the gang restarts, and cannot train without it.
             wanted += task.leave_gang("another of its gang had ended first", now_s)
-        if self.is_ending and not task.ends_run:  # it ended before it was asked to, and is not restarted
+        if self.is_ending and not task.ends_run:  # it ended before it was asked to: do not restart it
             wanted += task.stop(False, "the run ends", now_s)
         end = task.record.end
         if self.is_ending or end is None or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN:
@@ -266,12 +267,13 @@ class Core:
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]
         name, default = Signals(number).name, default_of(number)
         is_harmless = number in PASSED_ON and default is Default.GO_ON and not self.settings.observes
-        # The program may have installed a handler since its last heartbeat. From its first heartbeat on, a harmless
-        # signal does not kill a program without a handler, so send it to that program, too.
+        # The program may have installed a handler since its last heartbeat, so send a harmless signal even to a program
+        # without one. That cannot kill it: before its first heartbeat it has installed a handler of ours.
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
         wanted: list[Action] = [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:
-            # A closed terminal sends SIGHUP twice, from the shell and from the kernel, so a second one hurries nothing.
+            # A closed terminal sends SIGHUP twice, from the shell and from the kernel, so a second one does not mean
+            # that the user is in a hurry.
             now = default is Default.STOP_NOW and not self.settings.observes
             wanted += self._ending.stop_asked(events.StopAsked(name, now), now_s)
         elif number not in self._told:

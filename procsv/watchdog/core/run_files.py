@@ -1,8 +1,8 @@
-"""Watch the files that a run needs, its directories and the sockets and locks in them, for losses.
+"""Notice when something removes a directory, socket or lock of a run, and have it recreated.
 
-Used by run.py, which passes in what was observed every few seconds. Pure. What a lost directory
-contained is lost with it, and is not reported separately: the directory counts as restored when all
-its contents are back.
+Used by run.py and service_events.py, which pass in what was observed every few seconds. Pure. If a
+directory is lost, the loss of what it contained is not reported separately, and the directory
+counts as restored once all its contents are back.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class RemovedFile(msgspec.Struct):
 
 
 class RunFilesWatch(msgspec.Struct):
-    """The known identity of each path, and since when it is lost."""
+    """The known identity of each path, and the losses."""
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
-    # Files of other processes that were missing once: their owner may be about to die.
+    # Files of other processes that the last check did not find. They count as lost only if the next check does not find
+    # them either, because their owner may be about to die.
     doubts: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -72,7 +73,7 @@ class RunFilesWatch(msgspec.Struct):
         return [Say(f"the {loss.what} {path} cannot be recreated: {error}; trying again", is_bad=True)]
 
     def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
-        """A process has ended: its successor makes its files anew, which is no loss."""
+        """Forget the files of a process that has ended: its successor makes new ones."""
         for state in states:
             if state.owner == owner:
                 self.known.pop(state.path, None)

@@ -106,7 +106,7 @@ class ServiceEvents:
         return []
 
     def tell_death(self) -> list[Action]:
-        """Tell the service that keeps the chief's state of the chief's death, once per process of
+        """Report the chief's death to the service that saves its state, once to each process of
         that service.
         """
         ended, keeper = self._chief.unsettled, self._roster.keeper
@@ -122,8 +122,8 @@ class ServiceEvents:
         """Watch the files of a service while it serves: it makes them when it begins, and removes
         them when it ends.
 
-        A service that was restarted between two checks has new files; nothing has removed the old
-        ones.
+        If a service was restarted between two checks, its files are new. Nothing has removed the
+        old ones, so they are forgotten.
         """
         for service in self._services.values():
             is_serving = service.state is ServiceState.SERVING

@@ -1,7 +1,8 @@
 """Supervise the services: keep each alive, and track how saving goes.
 
-The checkpoint service reports about saving. Used by run.py, with one ServiceSupervisor per service:
-when to start it, when it hangs, when its death counts, when it has finished. Pure.
+Used by run.py and service_events.py. Pure. A ServiceSupervisor decides for one service when to
+start it, whether it hangs, whether its death counts and whether it has finished. `Saves` turns what
+the checkpoint service reports about saving into journal entries and messages.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class ServiceSupervisor:
         return bool(self.pid) and self.hanging.liveness.is_quiet
 
     def next_due_s(self) -> float | None:
-        """Return when there is something to do, whatever else happens."""
+        """Return when there will be something to do even if nothing happens before."""
         return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
 
     def ready(self, incarnation: int) -> None:
@@ -127,7 +128,7 @@ class ServiceSupervisor:
             self.state = ServiceState.ENDED
 
     def kill(self, why: str) -> None:
-        """We have killed it, so its death is no news."""
+        """Note that we have killed it, so that its death leads to no message and no restart."""
         self.state, self.why_killed = ServiceState.ENDED, why
 
     def cause(self, event: Ended) -> Cause:
@@ -150,7 +151,7 @@ class ServiceSupervisor:
         )
 
     def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
-        """It is dead: wait for the next start, be over, or be lost."""
+        """It is dead: schedule its next start, or note that it has ended, or that it is lost."""
         was, self.pid = self.state, 0
         self.hanging.end_watch()
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
@@ -159,8 +160,8 @@ class ServiceSupervisor:
         self._start_again(self._classify_death(was, exit), str(exit), now_s)
 
     def _classify_death(self, was: ServiceState, exit: Exit) -> ServiceDeath:
-        """Classify a death. SIGKILL and SIGSTOP come from outside, whatever the service was doing;
-        a hang is its own.
+        """Classify a death. SIGKILL and SIGSTOP come from outside, whatever the service was doing.
+        A hang without SIGSTOP is the service's own failure.
         """
         if self.hanging.evidence(exit, ""):
             return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
@@ -196,8 +197,8 @@ class Saves(msgspec.Struct):
     """
 
     try_s: float | None = None  # monotonic time of the next try, while saves fail
-    _error: str = ""
-    _trouble: str = ""
+    _error: str = ""  # why the newest save failed; "" once a save succeeds
+    _trouble: str = ""  # what is wrong with the checkpoint directory
     _said: set[str] = msgspec.field(default_factory=set)  # errors journaled since saving last worked, without numbers
     _known: OrderedDict[SavedKey, None] = msgspec.field(default_factory=OrderedDict)
 
@@ -249,7 +250,7 @@ class Saves(msgspec.Struct):
         return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
     def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:
-        """The checkpoint directory is damaged, or well again. `step`: the trainer's."""
+        """The checkpoint directory is damaged, or usable again. `step`: the trainer's."""
         was, self._trouble = self._trouble, news.error
         if news.error:
             text = f"checkpoints cannot be saved: {news.error}; training continues, and procsv keeps trying"

@@ -27,15 +27,15 @@ class Settings(msgspec.Struct, frozen=True):
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     learned_step_s: float = 0.0  # the median step of an earlier launch; 0.0: unknown
-    began_step: int = NO_STEP  # where a training began that is not complete
+    began_step: int = NO_STEP  # where the training began that is not complete yet
     saved_step: int = NO_STEP  # the newest step visible on disk
     earlier: Earlier = Earlier()  # the goodput of earlier launches
-    knows_imports: bool = False  # the program's imports are known, so that its host can prepare the first start
+    knows_imports: bool = False  # the program's imports are known, so a standby can be made before the first start
     observes: bool = False  # procsv did not start the program, and neither ends nor restarts it
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief, whose state is saved
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # the machines of remote tasks
     adopted: Mapping[TaskId, AdoptedTask] = msgspec.field(default_factory=dict)
-    host: str = ""  # this machine, if the run has several
+    host: str = ""  # this machine, if the run spans several
     habit: SaveHabit = STEPS  # observed in the program's last start
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
 
