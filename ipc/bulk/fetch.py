@@ -1,9 +1,9 @@
 """Fetch data that another machine offers, piece by piece; a snapshot goes into a slot on this one.
 
 A trainer calls `receive` to copy captures of servers on other machines into its own slot. A member's
-watchdog uses Fetch, a thread that fills a slot (procsv/watchdog/machines/checkpoint_proxy.py,
-memory_copy/keeper.py), and its event loop runs on in the meantime. So does a coordinator that starts
-(coordinator.py). A failure of it is stored in `error` and loses nothing.
+watchdog (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py) and a starting coordinator
+(coordinator.py) use `Fetch`, which fills a slot on a thread while the event loop runs on. If a fetch
+fails, `Fetch.error` says why, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def receive(
     clock: Clock,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Calls `write` with each piece until `transfer` is complete, and always gives the offer back.
+    """Calls `write` with each piece until `transfer` is complete.
 
-    PeerError if the sender does not answer, or if the data is no longer wanted.
+    PeerError if the sender does not answer, or if the data is no longer wanted.  In any case, it tells
+    the sender at the end that the offer is no longer needed.
     """
     keys = KeyPair(offer.client_public, offer.client_secret)
     client = BulkClient(f"{host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES)
@@ -161,7 +162,7 @@ class Fetch:
             self._fetch()
         except (PeerError, NoRoom, OSError, ValueError) as error:
             self.error = str(error) or type(error).__name__
-        finally:  # after a bug of ours, too, whose traceback is in the log
+        finally:  # even after a bug of ours, whose traceback is in the log
             self.error = self.error or ("" if self.slot is not None else "it was given up")
             self.seconds = self._clock.monotonic() - began_s
             self.is_over = True
@@ -172,7 +173,7 @@ class Fetch:
         # Transfer rejects a nonsensical size before the slot reserves memory.
         transfer = Transfer(offer.size, self._clock.monotonic(), self._bytes_per_s)
         slot = IncomingSlot(self._shm_dir, offer.size)
-        # Killed here or below: a draft stays that nobody reads; the member's next launch removes it.
+        # A kill from here on leaves a draft, which nobody reads and the member's next launch removes.
         try:
             receive(self._host, offer, transfer, slot.write_at, self._clock, lambda: self._is_wanted)
             slot.verify_slot(offer.sequence, offer.contents_hash)

@@ -3,8 +3,8 @@
 The checkpoint service of a run on several machines creates a sender with its first offer; until then
 nothing listens.  A member that holds a copy for a starting coordinator uses one, too
 (procsv/watchdog/machines/memory_copy/files.py).  The main thread calls `offer` and `close`.  The
-sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  Killed
-anywhere: the kernel releases the locks, and the receiver finds nobody there.
+sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  If the process
+is killed, the kernel releases the locks, and the receiver gets no more answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 
 OFFER_S_MAX = 30.0  # an offer ends, and its memory is released, after this much silence from the receiver
-LOOK_S = 1.0  # how often to look for offers that nobody fetches any more
+LOOK_S = 1.0  # how often to check for offers whose receiver is silent
 JOIN_S_MAX = 2.0
 
 declare("sender.piece")

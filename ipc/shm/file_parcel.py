@@ -1,10 +1,11 @@
 """Assemble files in shared memory, and put them in place from there.
 
 The trainer writes a file parcel (`ParcelWriter`), and the checkpoint service puts its file in place
-(`place_parcel`).  A parcel is whole once it has its name, records where its file belongs, and outlives
-its maker.  If the service dies in between, its successor places the file.
+(`place_parcel`).  A parcel gets its name only when it is whole.  It records where its file belongs, and
+outlives the trainer that made it.  If the service dies before the file is in place, its successor
+places the file.
 
-    0       the contents: written unchanged, or as one member of a zip archive
+    0       the contents, which become the whole file, or one member of a zip archive
     size    the order (msgpack of FileOrder), its length and the magic
 """
 
@@ -34,13 +35,13 @@ declare("parcel.publish", "parcel.place", "parcel.within", "parcel.placed")
 
 
 class FileOrder(msgspec.Struct, frozen=True):
-    """Where the contents belong."""
+    """Where the contents belong, and the other members if that is in a zip archive."""
 
     path: str  # absolute
     size: int  # bytes of the contents
     member: str = ""  # name of the contents in a zip archive; "": they are the whole file
-    before: tuple[tuple[str, bytes], ...] = ()  # other members
-    after: tuple[tuple[str, bytes], ...] = ()
+    before: tuple[tuple[str, bytes], ...] = ()  # members of the archive before the contents: (name, data)
+    after: tuple[tuple[str, bytes], ...] = ()  # members after the contents
 
 
 _DECODER = msgspec.msgpack.Decoder(FileOrder)
@@ -67,7 +68,8 @@ class ParcelWriter:
     def publish_parcel(self, order: FileOrder) -> Path:
         """Gives the parcel its name.
 
-        Killed before: it is swept, and the trainer that resumes an older state makes the file again.
+        A kill before that leaves a draft, which the next trainer sweeps.  It resumes an older state, so
+        it makes the file again.
         """
         tail = encode_msgpack(order)
         self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
@@ -136,7 +138,7 @@ def place_parcel(parcel: Path) -> FileOrder:
                 disk.fsync(fd)
             finally:
                 os.close(fd)
-            # Killed here: the parcel is placed again, and overwrites the unfinished file.
+            # A kill here leaves the temporary file.  The parcel still exists, so placing it again replaces that file.
             disk.rename(making, target)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import msgspec
 from procsv.base.outcome import FitPlace, Loss
 
 NOT_RETURNED = -1  # value of `returned`
-LOOP_AT_DISK = 2**64 - 1  # value of `moved`: the main loop may be blocked on disk I/O
+LOOP_AT_DISK = 2**64 - 1  # value of `moved`: the service's main loop may be blocked on disk I/O
 
 
 class Phase(IntEnum):
@@ -34,10 +34,10 @@ class Spacing(IntEnum):
     NONE = 0  # no snapshots: nothing is saved
     OFF = 1  # no periodic snapshots
     TOLD = 2  # a fixed interval
-    AUTO_LEAST = 3  # auto: they cost so little that the shortest interval is used
-    AUTO_COST = 4  # auto: their cost sets the interval
-    AUTO_MOST = 5  # auto: the longest interval, whatever they cost
-    CHECKPOINTS = 6  # one for each checkpoint
+    AUTO_LEAST = 3  # auto: snapshots cost so little that the shortest interval is used
+    AUTO_COST = 4  # auto: the cost of snapshots sets the interval
+    AUTO_MOST = 5  # auto: the longest interval, whatever snapshots cost
+    CHECKPOINTS = 6  # one snapshot for each checkpoint
 
 
 class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,12 @@ class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshots(msgspec.Struct, frozen=True):
-    """How a trainer spaces its snapshots, and what they cost: the training thread (stall), and in total.
+    """How a trainer spaces its snapshots, and what they cost.
 
-    The means are weighted towards the newest snapshots.  `apart_s` is the time from a capture until
-    the next is due.  It is shorter than the interval if each interval must end with a copy on another
-    machine.
+    `stall_s` is the time that a snapshot takes on the training thread.  Its cost is the stall plus
+    what copying it in the background takes from training.  The means are weighted towards the newest
+    snapshots.  `apart_s` is the time from a capture until the next is due.  It is shorter than the
+    interval if each interval must end with a copy on another machine.
     """
 
     spacing: Spacing = Spacing.NONE
@@ -114,9 +115,9 @@ class Snapshots(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True):
     """One beat of a process.
 
-    `moved`: a service's progress in its running jobs, or a task's own steps; 0 if there is no job, or
-    none that can show progress.  `in_step`: in phase STEP, whether a step is certainly running, and
-    not the program's code between steps.
+    `moved`: how far a service's running jobs have come, or how many steps a task has made.  0 if the
+    service has no running job, or none that can show progress.  `in_step`: in phase STEP, whether a
+    step is certainly running, and not the program's code between steps.
     """
 
     phase: Phase
@@ -131,5 +132,5 @@ class Heartbeat(msgspec.Struct, frozen=True):
     in_step: bool = True
     returned: int = NOT_RETURNED  # exit code of a program whose main module has run to its end
     handles: int = 0  # the signals that the program handles itself: bit N is signal N
-    loss: Loss | None = None  # of that fit, as of its newest snapshot
+    loss: Loss | None = None  # of `fit`, as of its newest snapshot
     importing: str = ""  # the package being imported, if the import takes long

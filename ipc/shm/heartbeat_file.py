@@ -54,7 +54,10 @@ class HeartbeatWriter:
         self.importing = ""
 
     def beat(self, now_s: float) -> None:
-        """Writes the fields.  Killed in between: the guard stays odd, and readers keep the last beat."""
+        """Writes the fields.
+
+        The guard is odd during the write.  If the writer is killed there, readers keep the last beat.
+        """
         self._guard += 2
         shown, fit, loss = self.snapshots, self.fit or _NO_FIT, self.loss or _NO_LOSS
         struct.pack_into("=Q", self._map, 8, self._guard - 1)
@@ -92,7 +95,10 @@ class HeartbeatWriter:
         struct.pack_into("=Q", self._map, 8, self._guard)
 
     def renew_file(self) -> None:
-        """Continues in a new file if somebody has removed ours.  OSError if there can be none; nothing changes then."""
+        """Continues in a new file if somebody has removed ours.
+
+        If no new file can be created, raises OSError and keeps the old one.
+        """
         with contextlib.suppress(FileNotFoundError):
             if _file_identity(self.path.stat()) == self._identity:
                 return
@@ -106,7 +112,7 @@ class HeartbeatWriter:
 
 
 def allocate_heartbeat(path: Path) -> int:
-    """Opens the file, creates it if necessary, and allocates its memory, so that a writer gets no SIGBUS.
+    """Opens or creates the file, and allocates its memory, so that a writer gets no SIGBUS.
 
     OSError if there is no room.
     """
@@ -176,9 +182,9 @@ class HeartbeatReader:
         self._last: Heartbeat | None = None
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """Returns the last whole beat.
+        """Returns the newest whole beat that could be read; None if there was none yet.
 
-        None before the first, or if the writer was in the middle of it; then look again.
+        During a write, and after a writer was killed in one, that is the beat before.
         """
         self._open_file()
         for _ in range(_READ_TRIES_MAX):
@@ -203,7 +209,7 @@ class HeartbeatReader:
             return b""
 
     def _open_file(self) -> None:
-        """Opens the file at the path unless it is open, incomplete, or no descriptor is left."""
+        """Opens the file at the path, unless it is already open, incomplete, or cannot be opened."""
         try:
             info = self.path.stat()
             if _file_identity(info) == self._identity or info.st_size < mmap.PAGESIZE:

@@ -2,7 +2,7 @@
 
 `SlotPool` is the trainer's end: begin, fill, publish.  slot_reader.py is for the checkpoint service and
 the next trainer.  Only these two modules map slots.  A slot belongs to a task of the run, not to a
-process: it stays when a process exits, and no task writes to another task's slot.
+process: it stays when the process exits, and no task writes to another task's slot.
 
 slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition, a
 writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases them
@@ -37,7 +37,7 @@ class NoRoom(Exception):
 
 
 class SlotsLost(Exception):
-    """A snapshot was written to a file that has been unlinked, where nobody will find it."""
+    """A snapshot was written to a file that somebody has unlinked, so nobody will find it."""
 
 
 class SlotWriter:
@@ -60,10 +60,10 @@ class SlotWriter:
         self._slot.grow(HEADER_BYTES + size)
 
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
-        """Makes the slot READY.  `end`: the first byte after the tensors.
+        """Makes the slot READY.  `end`: the offset of the first byte after the tensors.
 
-        Killed before the new state is stored, which comes last: the slot stays WRITING and is torn,
-        and the older READY slot counts.
+        The last write stores the new state.  A kill before it leaves the slot WRITING, that is, torn,
+        and the older READY slot remains the newest snapshot.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
@@ -104,7 +104,7 @@ class _OwnSlot:
         self.path = path
         self.fd = fd
         self._identity = os.fstat(fd)
-        self.sequence = 0  # of the snapshot in it; 0 if it holds no whole one
+        self.sequence = 0  # of the snapshot in the slot; 0 if there is no whole one
         self.map = _map(fd, path)
         header = unpack_header(path, self.map[:HEADER_BYTES])
         self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
@@ -121,7 +121,7 @@ class _OwnSlot:
         return True
 
     def unlock(self) -> None:
-        if self.fd >= 0:  # otherwise a signal handler has ended the training within a capture
+        if self.fd >= 0:  # -1 if a signal handler has ended the training, and closed this, during a capture
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def move(self, event: SlotEvent) -> None:
@@ -167,7 +167,7 @@ def reserve(fd: int, size: int, path: Path) -> None:
 class SlotMap(mmap.mmap):
     """The memory of a slot that its owner fills.
 
-    Other processes, such as parameter servers, may fill it for the owner; `path` is for them.
+    `path` is for other processes, such as parameter servers, that fill it for the owner.
     """
 
     path: Path
@@ -208,12 +208,13 @@ class SlotPool:
         return self._directory is not None and not _is_at(self.shm_dir, self._directory)
 
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
-        """Reserves slots until there are `count`, for `size` bytes of tensors each; returns the memory of new ones.
+        """Reserves slots until there are `count`, for `size` bytes of tensors each.
 
-        If there is no room, it removes the new ones and raises NoRoom.  It drops unlinked slots.
-        Before it creates files, it takes over slots that an earlier incarnation left and nobody
-        needs, because their memory is already allocated.  It never takes over the task's newest
-        READY slot or the paths in `never`, from which this incarnation restored.
+        Returns the memory of the new ones.  If there is no room, it removes the new ones and raises
+        NoRoom.  It drops slots whose file somebody has unlinked.  Before it creates files, it takes
+        over slots that an earlier incarnation left and nobody needs, because their memory is already
+        allocated.  It never takes over the task's newest READY slot, or a slot in `never`, from
+        which this incarnation restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)
@@ -247,7 +248,7 @@ class SlotPool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_size < size or not os.path.samestat(os.fstat(fd), path.stat()):
-                raise BlockingIOError  # too small, or unlinked meanwhile: leave it
+                raise BlockingIOError  # too small, or unlinked after we opened it: leave it
         except (BlockingIOError, FileNotFoundError):
             os.close(fd)
             return
@@ -271,7 +272,10 @@ class SlotPool:
             raise
 
     def _add(self, path: Path, fd: int) -> None:
-        """Takes over a slot file, locked or just created, and marks it as ours, so that the service leaves it alone."""
+        """Adds a slot file that we have locked or just created, and marks it as ours.
+
+        The mark keeps the checkpoint service from removing it.
+        """
         slot = _OwnSlot(path, fd)
         slot.move(SlotEvent.NEXT_TRAINER_ADOPTS)
         self._mark(slot)
@@ -279,7 +283,7 @@ class SlotPool:
         self._slots.append(slot)
 
     def _mark(self, slot: _OwnSlot) -> None:
-        """Writes our header without contents.  Killed in the middle: the header is torn, and nobody reads the slot."""
+        """Writes a header of ours without contents.  A kill in the middle leaves a torn header, which nobody reads."""
         head = pack_header(
             SlotInfo(
                 path=slot.path,
@@ -297,7 +301,7 @@ class SlotPool:
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
-        """Returns a slot to fill; None if the service still reads all but the newest READY one."""
+        """Returns a slot to fill; None if the service still reads every slot but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
             is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)

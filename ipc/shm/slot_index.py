@@ -61,7 +61,7 @@ class Contents(msgspec.Struct, frozen=True):
     sharded: bool
     shards: tuple[tuple[TensorEntry, ...], ...]  # one for each data file, in the order of their numbers
     named_step: int  # the step in the checkpoint's name; -1 if there is none
-    target: str  # of the run, for people
+    target: str  # the run's TARGET, for people
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
 
 

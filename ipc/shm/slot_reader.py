@@ -1,6 +1,6 @@
 """Read, verify and remove snapshot slots of other processes.
 
-The checkpoint service and the next trainer use it.  It never writes to a slot: a reader maps the slot
+The checkpoint service and the next trainer use it.  A reader never writes to a slot.  It maps the slot
 privately, and holds a shared flock that keeps the owner from writing.  The kernel releases the flock
 when the reader dies.
 """
@@ -67,11 +67,14 @@ class SlotReader:
             raise
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Returns bytes of the file.  Only before release_lock."""
+        """Returns bytes of the file.  Call it only before release_lock."""
         return os.pread(self._fd, size, offset)
 
     def verify_slot(self) -> None:
-        """Verifies the checksum of every tensor in the file; PeerError names the tensor.  Only before release_lock."""
+        """Verifies the checksum of every tensor in the file; PeerError names a damaged one.
+
+        Call it only before release_lock.
+        """
         damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
         if damaged is not None:
             raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
@@ -115,17 +118,17 @@ def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
 
 # -- verifying ---------------------------------------------------------------------------------------------------
 BUFFER_BYTES = 256 << 10  # fits the cache of one processor, and is large enough for xxhash to release the GIL
-ALONE_BYTES_MAX = 32 << 20  # up to this size (some 4 ms), threads do not pay
-THREADS_MAX = 8  # more threads do not make memory faster
+ALONE_BYTES_MAX = 32 << 20  # up to this size (some 4 ms), more threads do not pay off
+THREADS_MAX = 8  # memory is no faster with more
 
 
 def find_damaged(fd: int, entries: Sequence[TensorEntry]) -> TensorEntry | None:
     """Finds a tensor that does not match its checksum in the slot open as `fd`; None if all match.
 
     This usually runs just after a trainer's death.  Nothing trains then, so it takes all processors but
-    one, which is for the next trainer's start.  It reads by system calls into a buffer that stays in the
-    cache: the page faults of a mapping would add nearly half to the time (1 GiB on one processor: 170 ms
-    instead of 120).
+    one, and leaves that one to the start of the next trainer.  It reads by system calls into a buffer
+    that stays in the cache: the page faults of a mapping would add nearly half to the time (1 GiB on one
+    processor: 170 ms instead of 120).
     """
     threads = min(THREADS_MAX, len(os.sched_getaffinity(0)) - 1, len(entries))
     if threads < 2 or sum(entry.size for entry in entries) <= ALONE_BYTES_MAX:

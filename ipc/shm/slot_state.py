@@ -1,13 +1,13 @@
 """Define the states of a snapshot slot, the transitions between them, and the contents of its header.
 
-Pure; slot_file.py asks before it changes a slot.
+Pure.  slot_file.py and slot_reader.py look up each transition here before they make it.
 
 FREE      may be written
-WRITING   a trainer fills it; if that trainer dies, it is torn and nobody reads it
-READY     a whole snapshot, which outlives its trainer; readers lock the file (shared) and have no state of their own
+WRITING   a trainer fills it; if that trainer dies, the slot is torn and nobody reads it
+READY     a whole snapshot, which outlives its trainer; reading is no state: readers hold a shared lock on the file
 REMOVED   unlinked: nobody needs the snapshot, or a trainer has restored from it and maps it privately
 
-Beyond the table, slot_file.py keeps the newest READY slot from being written before a newer one is READY.
+One rule is not in the table: slot_file.py overwrites the newest READY slot only after a newer one is READY.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRANSITIONS: Mapping[tuple[SlotState, SlotEvent], SlotState] = {
     (_S.WRITING, _E.NEXT_TRAINER_ADOPTS): _S.FREE,
     (_S.WRITING, _E.SERVICE_REMOVES): _S.REMOVED,
     (_S.READY, _E.READER_OPENS): _S.READY,
-    (_S.READY, _E.TRAINER_BEGINS): _S.WRITING,  # a newer one is READY
+    (_S.READY, _E.TRAINER_BEGINS): _S.WRITING,  # only if a newer slot is READY
     (_S.READY, _E.NEXT_TRAINER_ADOPTS): _S.FREE,
     (_S.READY, _E.SERVICE_REMOVES): _S.REMOVED,
 }
