@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from procsv.report.losses import LossNow
 
 POLL_S = 0.1  # how late the trainer's output may appear
-QUIET_POLL_S = 0.5  # the same where nobody watches live, once the trainer has printed nothing for QUIET_ROUNDS rounds
+QUIET_POLL_S = 0.5  # the same without a status line, once the trainer has printed nothing for QUIET_ROUNDS rounds
 QUIET_ROUNDS = 20
 CHUNK_BYTES = 2**16
 ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
 LINES_WAITING_MAX = 1000  # lines of ours kept for a stopped terminal; then the oldest are dropped
 COLUMNS_MIN = 20  # a narrower terminal has no status line
 COLUMNS_UNKNOWN = 80
-FILES_S = 2.0  # between readings of event files
-START_BYTES = 2**14  # read from the end of each at first; values older than the attempt do not count
+FILES_S = 2.0  # between two readings of the event files
+START_BYTES = 2**14  # read from the end of an event file the first time; values older than the attempt are ignored
 DRAIN_S_MAX = 5.0  # at the end, how long to wait for a terminal that accepts no output
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
@@ -89,7 +89,7 @@ class Console:
             self._look = self._line.read_facts(run, now_s), run, now_s
 
     def follow(self, log: Path) -> None:
-        """Echo `log` from its present end on, after the rest of the previous log."""
+        """Echo `log` from its current end, after the rest of the previous log."""
         if self._echo:
             self._put(log)
 
@@ -306,7 +306,7 @@ class KeyEcho:
                 self._apply(before)
 
     def forget_terminal(self) -> None:
-        """A shell has the terminal back, and has set it up itself."""
+        """Forget the previous setting: a shell has the terminal back, and has set it up itself."""
         self._before = None
 
     def _apply(self, attributes: list[Any]) -> None:

@@ -49,7 +49,7 @@ class Conversation:
     def __init__(self, core: Core, environment: Environment, published: Publisher, loop: Loop) -> None:
         self._core, self._env, self._sockets = core, environment, environment.sockets
         self._published, self._loop = published, loop
-        # The messages that FlushDone will answer.
+        # The messages to each service, by sequence number; a FlushDone names the one that it answers.
         self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in core.services}
 
     def handle_messages(self) -> None:
@@ -66,7 +66,7 @@ class Conversation:
                 self._heard_from_service(task, client, received)
 
     def greet(self, client: ClientEndpoint) -> None:
-        """Keep the conversation with a service going; begin it again with a new process."""
+        """Resend what is due to a service. After a new connection, send it Hello first."""
         if client.resend_due():
             client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
 
@@ -129,7 +129,7 @@ class Conversation:
         answered = received.answers
         if isinstance(answered, messages.Hello):
             self._loop.handle(events.ServiceReady(task, received.incarnation))
-            self._loop.check_run_files()  # note the files that it has made, so that their loss is seen
+            self._loop.check_run_files()  # note the files that the service has made, so that we see when one is lost
         asked = None
         if isinstance(received.body, watchdog_messages.FlushDone):
             found = self._asked[task].pop(received.re, None)
@@ -139,7 +139,7 @@ class Conversation:
 
     def tell_task(self, task: TaskId, body: Message) -> None:
         if isinstance(body, watchdog_messages.Finish) and self._core.services[task].spec.takes_events:
-            self._published.send_metrics(math.inf)  # the last ones, before it ends
+            self._published.send_metrics(math.inf)  # the last metrics, before the service ends
         if task in self._core.tasks:
             self._sockets.server.broadcast(body, task)
         else:

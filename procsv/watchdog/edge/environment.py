@@ -1,7 +1,7 @@
 """Define the watchdog's environment: everything that its event loop touches besides its core.
 
-assembly.py builds one from the real machine, and tests build one in memory. A port acts and
-reports; none decides.
+assembly.py builds one from the real machine, and tests build one in memory. Its parts, the ports,
+act and report; they decide nothing.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Held(Protocol):
     """The hold on the logdir."""
 
     def adopt(self, logdir: Path) -> None:
-        """Take another directory besides it, which the program has named. UserError if that fails."""
+        """Take the directory that the program has named, too. UserError if that fails."""
 
     def keep(self, now_s: float) -> str:
-        """Renew our lease every few seconds; return who has taken it, or ""."""
+        """Renew our lease every few seconds; return who has taken the logdir, "" if it is ours."""
 
 
 class SignalSource(Protocol):
@@ -141,7 +141,7 @@ class RemoteHost(TaskHost, Protocol):
     reported as gone.
     """
 
-    host: str  # this machine, as others find it
+    host: str  # the name of this machine, for people
     adopted: Mapping[TaskId, AdoptedTask]
 
     @property
@@ -163,7 +163,7 @@ class RemoteHost(TaskHost, Protocol):
         """Whether `task` is on another machine."""
 
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
-        """Let its machine stop it, and continue it after `seconds`."""
+        """Have the task's machine stop it (SIGSTOP), and continue it after `seconds`."""
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether `woken`, the sources with news, brought only members' beats. Other news is kept
@@ -174,12 +174,13 @@ class RemoteHost(TaskHost, Protocol):
         """Wait a moment, at most `limit_s`, for more beats. False as soon as something else comes."""
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Send what is due."""
+        """Send the members what is due."""
 
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tell all members how the run has ended.
 
-        With `restarts_elsewhere`, tell them to begin again, and return the launches without a task.
+        With `restarts_elsewhere`, tell them to restart, and return the launches that will have no
+        task. None: they do not restart.
         """
 
 
@@ -220,7 +221,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Hosts(NamedTuple):
-    """Routes tasks to their hosts: this machine's, and the host of all other machines."""
+    """Finds the host of each task: this machine's, or the one for all other machines."""
 
     local: LocalHost
     remote: RemoteHost | None  # None: a run on one machine

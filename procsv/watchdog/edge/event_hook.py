@@ -1,9 +1,10 @@
 """Tell a command (`--on-event CMD`) or people (`--notify URL`) what has happened.
 
-Each event starts one process. Used by event_loop.py, and never in its way. The command gets the
-event as JSON on its standard input: the journal's line, plus a sentence for people, target, host
-and logdir. It runs in a session of its own, and is killed when its time is over. At most a few
-commands run at a time; later events wait, and the oldest are dropped when there are too many.
+Each event starts one process. Used by event_loop.py, which never blocks on a command. The command
+gets the event as JSON on its standard input: the journal's line, plus a sentence for people,
+target, host and logdir. It runs in a session of its own, and is killed when its time is over. At
+most a few commands run at a time; later events wait, and the oldest are dropped when there are too
+many.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from procsv.base.units import show_duration, show_time
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
-LOG_BYTES_MAX = 2**26  # of their output; twice that with the older part
+LOG_BYTES_MAX = 2**26  # a larger log of the commands' output is rotated; one older part is kept
 
 _ALWAYS = (
     entries.GaveUp
@@ -100,7 +101,7 @@ class Hook(msgspec.Struct, frozen=True):
 
     name: str  # for people: the option, and the command
     argv: tuple[str, ...]
-    urls: str = ""  # --notify's; they may hold passwords, so they are passed on standard input, too
+    urls: str = ""  # of --notify; they may hold passwords, so the command gets them on its standard input
 
 
 class _Command(msgspec.Struct):
@@ -113,7 +114,8 @@ class _Command(msgspec.Struct):
 class EventHook:
     """Runs the commands of one run.
 
-    `about`: fields added to each event. `say` tells the user, once, that the commands do not work.
+    `about`: fields added to each event. `say` reports failing commands to the user, once for each
+    kind of failure.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class EventHook:
 
     @property
     def pids(self) -> set[int]:
-        """Our children, which are not the trainer's."""
+        """The running commands: children of ours that do not belong to the trainer."""
         return {command.child.pid for command in self._running}
 
     @property

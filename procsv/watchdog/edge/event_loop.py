@@ -1,4 +1,4 @@
-"""Run the watchdog's event loop: feed the core with events, and carry out its actions.
+"""Run the watchdog's event loop: feed events to the core, and carry out the core's actions.
 
 Made by main.py. It decides nothing, and touches the world only through its environment.
 """
@@ -76,8 +76,8 @@ class Reactor:
         return quit
 
     def _wait(self) -> None:
-        """Wait until something has happened or is due. Beats of other machines, which come all the
-        time, do not end the wait.
+        """Wait until something has happened or is due. Heartbeats from other machines arrive all
+        the time, and do not end the wait.
         """
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
@@ -89,7 +89,7 @@ class Reactor:
             left_s = max(0.0, until_s - self._clock.monotonic())
 
     def start(self) -> None:
-        self._published.write_run()  # first, so that it exists when the start becomes known
+        self._published.write_run()  # first, so that run.json exists when others learn of the start
         for task, adopted in self._core.settings.adopted.items():
             self._follow_log(task, adopted.incarnation)
         if self._core.settings.knows_imports:
@@ -99,7 +99,7 @@ class Reactor:
 
     def run_once(self) -> None:
         """Run one turn: handle all that has happened."""
-        self._keep_logdir()  # before anything is written: if we stood still, another machine may have the logdir
+        self._keep_logdir()  # before anything is written: if we were stopped, another machine may have taken it
         if requests := self._env.signals.take_requests():
             self._look()  # first, to learn which signals the program handles itself
         for asked in requests:
@@ -220,7 +220,8 @@ class Reactor:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    # A signal sent to all processes explains the death of a process that is not our child.
+                    # A signal to all processes reaches us, too. Handle it first: only this signal explains the death
+                    # of an observed program, which is not our child and leaves us no exit status.
                     for asked in self._env.signals.take_requests():
                         self.handle(asked)
                     self._conversation.forget_dead(task, incarnation)

@@ -1,4 +1,4 @@
-"""Stop processes for planned faults, each until its time is over.
+"""Stop processes (SIGSTOP) for planned faults, and continue each when its time is over.
 
 Used by injector.py, and by machines/member_loop.py for the task of its machine.
 """

@@ -1,8 +1,8 @@
-"""Carry out the planned faults that are the watchdog's: on processes, on messages, on the disk.
+"""Carry out planned faults on processes, messages and the disk.
 
-Called by event_loop.py in its loop; core/fault_schedule.py decides what is due. Each fault is
-journaled before it is carried out, so that a watchdog that kills itself knows about it after its
-restart.
+Called by event_loop.py in its loop; core/fault_schedule.py decides what is due, and leaves a
+trainer's faults at a step to the trainer. Each fault is journaled before it is carried out, so that
+a watchdog that kills itself knows about it after its restart.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Injector:
         self._freezes = Freezes()
 
     def next_due_s(self, now_s: float) -> float | None:
-        """Return when a fault is due regardless of the step. Faults that wait for a process or a
-        step are checked anyway.
+        """Return when the next fault is due by the clock. Faults that wait for a process or a step
+        are checked in every turn of the loop.
         """
         dues = (self._schedule.next_due_s(), self._freezes.next_due_s())
         return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
@@ -108,7 +108,9 @@ class Injector:
     def _find_elsewhere(
         self, fault: PlannedFault, task: TaskId, remote: RemoteHost, incarnation: int
     ) -> Callable[[], object] | None:
-        """Return the same for a task on another machine, whose launch carries it out."""
+        """Return the function for a task on another machine, whose launch carries out the fault;
+        None if the task is not running.
+        """
         if not incarnation:
             return None
         if fault.action == "preempt":

@@ -1,8 +1,9 @@
 """Hold what a launch has before its run begins, and form the run.
 
-A launch has what it was started with, and its part of the machine. To form the run is to settle which
-launch hosts which of its tasks, before anything is started. Here one launch has all tasks; for a run
-on several machines, machines/coordinator.py gathers the other launches.
+A `Launch` has the Start that it was given, and what it uses of this machine: clock, signals,
+console and ports. Forming a run means settling which launch hosts which task, before any task is
+started. `OneMachine` hosts all tasks in one launch; for a run on several machines,
+machines/coordinator.py gathers the other launches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from procsv.watchdog.edge.opening.run_lock import OpenRequest, Wait
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals, Unwanted, wait_unless_stopped
 
-WHAT_CHARS_MAX = 1000  # of a command line in a lease, which has to stay small; a program may have a million arguments
+WHAT_CHARS_MAX = 1000  # a lease must stay small, so it names no more than this of a command line
 
 
 class Launch(NamedTuple):
@@ -98,7 +99,7 @@ def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
 class Formed(msgspec.Struct, frozen=True):
     start: Start  # with the tasks' addresses, and the task whose state is saved; unchanged for a single trainer
     remote: RemoteHost | None  # the tasks that other launches host, if any
-    entries: Sequence[Entry] = ()  # journal entries about how the tasks came
+    entries: Sequence[Entry] = ()  # journal entries about forming the run, such as a fetched memory copy
 
 
 class Formation(Protocol):
@@ -106,12 +107,12 @@ class Formation(Protocol):
         """Tell the launches that wait for this one that there is no run, and why."""
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
-        """Settle which launch hosts which task; the directory is already taken. UserError if the
-        run must not begin.
+        """Settle which launch hosts which task. The logdir is already taken. UserError if the run
+        must not begin.
         """
 
     def withdraw(self, start: Start) -> None:
-        """The run is over: remove what says where to join it."""
+        """Remove the files that tell other launches where to join the run, which is over."""
 
 
 class OneMachine:

@@ -85,15 +85,15 @@ class RunRecords:
         self._try(lambda: self._metrics.enter(self._journal.append(entry, task, incarnation)))
 
     def metrics_due(self, now_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """Return the metrics if they are due. `memory`: returns the program's bytes, and is called
-        only then.
+        """Return the metrics if they are due. `memory` returns the program's memory in bytes, and
+        is called only if they are.
         """
         return self._metrics.due(now_s, self._clock.wall(), step, memory)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
-        """Write run.json, unless another machine has the logdir.
+        """Write run.json, but not while another machine has the logdir.
 
-        Otherwise the logdir would look like ours again once that machine releases it.
+        If we wrote it then, the logdir would look like ours again once that machine releases it.
         """
         metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
         if metrics and self._port is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-UNFINISHED_BYTES_MAX = 2**16  # a longer line without an end is ended
+UNFINISHED_BYTES_MAX = 2**16  # a longer line is ended here, or cut if it redraws itself
 REDRAWN_BYTES = 4096  # kept of a line that redraws itself: the part that may still be visible
 COLUMN_MAX = 1000  # the last column that a move within a line can reach
 _MOVES = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
@@ -81,7 +81,7 @@ class Screen:
 
 
 def flush_line(line: bytes) -> bytes:
-    """Return a finished line as it looks, after all that it has overwritten of itself."""
+    """Return a finished line as the terminal would show it, without what it has overwritten."""
     line = line.removesuffix(b"\r")
     return line if _STYLE_ONLY.fullmatch(line) else _draw(_cells(line))
 

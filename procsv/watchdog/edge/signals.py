@@ -1,8 +1,8 @@
-"""Turn signals to the supervisor into something that a loop can wait for.
+"""Turn signals to the watchdog into bytes in a pipe, which a loop can wait for.
 
-Used by launch.py and event_loop.py, on the main thread. The handlers do nothing; the wake-up
-descriptor tells which signal came, even while Python is inside a long call. No signal that can be
-caught ends the supervisor by itself.
+Used by launch.py and event_loop.py, on the main thread. The handlers do nothing: Python writes the
+number of each signal to the pipe (`signal.set_wakeup_fd`), even while it is inside a long call.
+None of these signals ends the watchdog by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Signals:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         ours = {*STOPS, *notices, *PASSED_ON, *IGNORED}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)  # a parent that waits for signals has blocked some, for us too
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)  # a parent may have blocked some, and we inherit its mask
         for number in ours:
             if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup and shells set this, so that a closed terminal does not end the run
@@ -57,19 +57,19 @@ class Signals:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Do nothing: the system call returns anyway, and the wake-up descriptor has the number."""
+    """Do nothing: the system call returns anyway, and the pipe has the signal's number."""
 
 
 class Unwanted(UserError):
-    """A signal came before anything was started."""
+    """A signal came, or the program to observe ended, before anything was started."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: stopped before anything was started", exit_code=exit_codes.RESUMABLE)
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Wait up to `seconds`; Unwanted if a signal asks for the end. There is no program yet to pass
-    other signals to.
+    """Wait up to `seconds`; Unwanted if a signal asks for the end. There is no program yet, so a
+    signal that would be passed on to it has its default meaning here.
     """
     if not signals.wait(seconds):
         return

@@ -150,7 +150,7 @@ def _phase(beat: Heartbeat | None) -> str:
 
 declare("watchdog.back_off", "watchdog.rewriting_status")
 
-RUN_JSON_S = 1.0  # how often run.json follows the step
+RUN_JSON_S = 1.0  # how often run.json is written to follow the step
 
 
 class Publisher:

@@ -1,10 +1,10 @@
 """Hold the locks and leases of the run's own directory and of an adopted logdir.
 
-The adopted logdir is the one that the program names. It is locked and leased like the run's own
-directory, and points to it. The program's processes inherit the lock on the run's own directory. A
-launch that wants the logdir follows its pointer there, and finds what a killed watchdog has left. If
-`take_logdir` is killed at any point, run.json does not name the logdir yet, so the pointer is ignored
-and the next launch starts over.
+A program may name a logdir of its own; the run adopts it, and saves there. It is locked and leased
+like the run's own directory. It also has a pointer to that directory, whose lock the program's
+processes inherit: a launch that wants the adopted logdir follows the pointer, and finds what a
+killed watchdog has left. If `take_logdir` is killed at any point, run.json does not name the
+adopted logdir yet, so the pointer is ignored and the next launch starts over.
 
 Used by take_logdir.py at the start of a run, and by event_loop.py while it is active.
 """
@@ -85,8 +85,8 @@ class AdoptedLogdir:
 
 
 def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
-    """Raise LogdirLocked if a run elsewhere has adopted this logdir and part of it is alive. The
-    run in `root` does not count.
+    """Raise LogdirLocked if a run elsewhere has adopted this logdir and part of that run is alive.
+    The run in `root` may have it.
     """
     other = root_of(paths.logdir)
     if other is None or other == root:
@@ -170,9 +170,10 @@ class HeldLogdir:
 def wait_with_lease(paths: RunPaths, lease: Lease, clock: Clock, wait: Wait) -> Wait:
     """Return a `wait` that also renews the lease, for long waits before a run begins.
 
-    LogdirLocked if another machine has taken the lease; a lease that is renewed is not taken.
+    It raises LogdirLocked if another machine has taken the lease, which none does while it is
+    renewed.
     """
-    # No run.json: the file is still the previous run's.
+    # run.json is still the previous run's, and must not pass for one of a launch that has taken the logdir from us.
     keeper = LeaseKeeper(paths, lease, clock.monotonic(), has_run_json=False)
 
     def wait_and_renew(seconds: float) -> None:

@@ -35,7 +35,7 @@ from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest, in_use
 
 LEFTOVER_MARGIN_S = 15.0  # on top of the grace: a dead run's services tidy up after its trainer
-ENDING_S_MAX = 10.0  # on top of that: for a program that was killed after its time to disappear
+ENDING_S_MAX = 10.0  # on top of that: how long the orphans that we end may take to disappear
 KILL_S = 2.0  # from SIGTERM to SIGKILL
 
 
@@ -81,7 +81,7 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
                 else f"waiting for {names}, which locks {paths.logdir}"
             )
         for path in held.values():
-            if not path.name.startswith("writer"):  # a stopped trainer is ended by a service
+            if not path.name.startswith("writer"):  # we do not wake a stopped trainer: a service ends it
                 FileLock(path).wake()
         request.wait(0.05)
 
@@ -92,7 +92,7 @@ def _refuse_if_run(paths: RunPaths, us: Lease, before: RunFile | None) -> None:
     if lease is None or lease.process == us.process:  # left by our own previous run
         return
     if before is not None and before.run == lease.run and before.ended_at is not None:
-        return  # it only has to leave
+        return  # that run is over, and its process only has to exit
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
 
@@ -147,12 +147,12 @@ class Orphans:
         return bool(self._told)
 
     def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
-        """End the orphans, unless a program lives that they may serve and that should save and end
-        by itself.
+        """End the orphans, but leave a program the time to save and end by itself, and the orphans
+        that may serve it.
 
         Return the pids that are alive. `heirs`: returns the holders of the logdir's lock, None if
-        there are none; an heir without the mark is not an orphan, and may have orphans of its own.
-        `is_late`: the program has had its time.
+        there are none. A holder without the mark is not an orphan, and the marked processes may
+        serve it, so none is ended then. `is_late`: the program has had its time.
         """
         marked = find_marked(self._paths.id)
         try:

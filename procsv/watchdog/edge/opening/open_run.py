@@ -46,7 +46,7 @@ Places = tuple[HeldDirectory, HeldDirectory]  # the run directory and the shared
 
 
 class OpenedRun(msgspec.Struct, kw_only=True):
-    """A run that is ours, with what the one before has left."""
+    """A run that is now ours, and what the previous run has left to it."""
 
     lock: FileLock
     heirs: DirectoryLock  # on the logdir; inherited by every process that writes there
@@ -56,7 +56,7 @@ class OpenedRun(msgspec.Struct, kw_only=True):
     first_incarnation: int
     seen_until: float | None  # Unix time at which the previous run wrote run.json last, if it was killed
     step_s: float = 0.0  # how long a step took in the previous run; 0.0 if unknown
-    began_step: int = NO_STEP  # where a training began that the previous run has not completed
+    began_step: int = NO_STEP  # the step at which the training began that the previous run has not completed
     saved_step: int = NO_STEP  # the newest state that can be seen on disk
     adopted: Path | None = None  # the logdir that the previous run adopted from the program
     habit: SaveHabit = STEPS  # the program's, as the previous run saw it
@@ -180,8 +180,8 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
 def _keep_name(paths: RunPaths) -> None:
     """Write our run id again.
 
-    A launch at the same time that did not get the lock may have found the file damaged and made
-    another id.
+    Another launch may have begun at the same time, found the file damaged and written another id
+    before it failed to get the lock.
     """
     try:
         keep_name(paths)
@@ -193,7 +193,7 @@ def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
     """Mark our directories as ours, and remove other runs' directories that are no longer needed."""
     owner = make_owner(paths)
     if not owner.is_kept:
-        remove_shm_files(paths)  # a killed launch fetched them for its task; the originals are elsewhere
+        remove_shm_files(paths)  # fetched by a killed launch for its task; the originals are on other machines
     for held in places:
         held.claim(owner)
     sweep_beside(paths, clock.wall())

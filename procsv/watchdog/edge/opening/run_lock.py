@@ -1,10 +1,12 @@
-"""Take the lease of a logdir, and the run's lock in a runtime directory that is held and has room.
+"""Take the lease of a logdir, and the lock of a run.
 
-The lease is taken at once, or after watching it if another machine may hold it. A machine's clock is
-never compared with another's. If this is killed at any point, the lock dies with the process.
+The lease is a file in the logdir, for other machines. If another machine may still hold it, we
+watch it first, and take it once it has not changed for a while; the clocks of two machines are
+never compared. The lock is a file in the runtime directory, which must have room for small files.
+If this is killed at any point, the lock dies with the process.
 
 The request to open a run is defined here, too. Used by open_run.py and held_logdir.py, which have the
-directory's lock; held_logdir.py renews the lease.
+lock on the logdir; held_logdir.py renews the lease.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from procsv.base.terminal import printable
 from procsv.base.units import show_time
 
 LEASE_S = 60.0  # a lease that does not change for this long while we watch has expired
-LEASE_S_LOOKS_OLD = 15.0  # the same, if the filesystem's own clock says that it was last written LEASE_S ago
+LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock it is already older than LEASE_S
 SETTLE_S = 2.0  # check again this long after taking over an expired lease: two launches may have done so at once
 LOOK_S = 0.5
 TIDYING_S_MAX = 10.0  # how long a run that is over may take to leave, or a dead run's last service to remove its files
 ROOM_BYTES = 2**18  # the free space that a runtime directory must have
-TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just removed it
+TRIES_MAX = 100  # attempts to get a lock file that stays; in each failed one, another process has just removed it
 
 Wait = Callable[[float], None]
 
@@ -62,8 +64,8 @@ def take_lease(
     """Write `ours`; return the previous lease if it was another machine's. LogdirLocked if the
     logdir is in use.
 
-    `watches` False: take another machine's lease at once, because it is not renewed and something
-    else decides which of two launches counts.
+    `watches` False: take another machine's lease at once. This is for a member's own directories:
+    members do not renew their leases, and the coordinator decides which of two launches has a task.
     """
     file, taken_from = LeaseFile(paths), None
     try:
@@ -144,9 +146,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait: Wait
     say: Callable[[str], None]
     group_readable: bool = False
-    # Whether to watch another machine's lease before taking it; not if something else decides which launch counts.
-    watches_lease: bool = True
-    # Raises if the launch must not resume the existing run, of which nothing has been changed at that point.
+    watches_lease: bool = True  # whether to watch another machine's lease before taking it (`take_lease`)
+    # Raises if the launch must not resume the existing run. Nothing of that run has been changed when it is called.
     judge: Callable[[RunFile], None] = _go_on
 
 
@@ -191,8 +192,8 @@ def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _stays(holder: Holder | None) -> bool:
-    """Whether the lock's holder is a run; not a process that tidies up, or that has not written its
-    name yet.
+    """Whether the lock's holder is a run. It is none if it only tidies up, or has not written its
+    name into the lock file yet.
     """
     return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
 

@@ -1,7 +1,7 @@
-"""Take the logdir for a run, and the logdir that it has adopted, unless another run is there.
+"""Take the logdir for a run, and the logdir that the run has adopted, unless either is in use.
 
-Called by main.py, before anything is started. core/relaunch.py decides what becomes of the run that
-is there.
+Called by main.py, before anything is started. If an earlier run is recorded there, core/relaunch.py
+decides whether this launch resumes it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LOGDIR = "{logdir}"  # replaces the run's directory in arguments before they are
 
 
 class Taken(NamedTuple):
-    start: Start  # the launch's, corrected by what the previous run says of its arguments and its logdir
+    start: Start  # the launch's, with the adopted logdir, and a note if the previous run had other arguments
     opened: OpenedRun
     adopted: AdoptedLogdir | None  # where the run saves, if not in its own directory
     program: str  # as in run.json; "" for an observed program
 
 
 def take_logdir(launch: Launch, wait: Wait) -> Taken:
-    """Take the logdir. UserError if another run has it, or if the run there is not this one;
-    RunIsComplete.
+    """Take the logdir. `wait` raises if the run is no longer wanted.
 
-    `wait` raises if the run is no longer wanted.
+    UserError if another run has the logdir, or if this launch must not resume the run recorded
+    there; RunIsComplete if that run has nothing left to do.
     """
     start = launch.start
     command = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
@@ -57,7 +57,7 @@ def take_logdir(launch: Launch, wait: Wait) -> Taken:
 
 
 def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn | Adopt, program: str) -> Taken:
-    """Take the adopted logdir besides the run's own, if the program may name one."""
+    """Take the logdir that the previous run adopted, too, if the program may still name one."""
     start, say = launch.start, launch.console.say
     if isinstance(verdict, GoOn):
         start = msgspec.structs.replace(start, has_other_args=verdict.has_other_args)
@@ -77,7 +77,7 @@ def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn |
 
 # -- the existing run ------------------------------------------------------------------------------------------
 class RunIsComplete(UserError):
-    """There is nothing to do."""
+    """The run was complete before this launch, so there is nothing to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, exit_code=exit_codes.DONE)
@@ -145,7 +145,7 @@ class RunBefore:
             return True
         if before.program and target.path and not start.names_logdir:
             return before.program != self._program_from(before.paths.logdir)
-        # A job may bring a copy of the program along, and an observed program is known by its name.
+        # Compare file names only: a job may bring its own copy of the program, and of an observed one we know no path.
         return Path(before.target).name != Path(start.target).name
 
 

@@ -48,10 +48,11 @@ class HeldPorts:
         return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
 
     def hold_own(self, task: TaskId, host: str, told: Mapping[TaskId, str] | None) -> dict[TaskId, str]:
-        """Hold the port of this machine's one task, which other machines must reach: any free one,
-        or the one in `told`.
+        """Hold the port of this machine's only task, and return the task's address.
 
-        `host`: the name by which they find this machine. Nothing for a task without an address.
+        Other machines must reach it: `host` is the name by which they find this one. `told`: the
+        addresses that the cluster names, if any; otherwise take any free port. {} for a task that
+        needs no address.
         """
         if not needs_address(task):
             return {}
@@ -80,8 +81,8 @@ class HeldPorts:
 
 def _held_by(port: int = 0) -> str:
     holders = _name_holders(port)
-    # The holder may be another user's process; or a port held for a task that is not running, as we do it, which no
-    # table of connections shows.
+    # The holder may be another user's process. Or it is a launch that holds the port for a task that is not running:
+    # no table of connections shows a port that is bound and not listened on.
     if not holders:
         who = "it" if port else "them"
         return f"procsv cannot see which process holds {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"

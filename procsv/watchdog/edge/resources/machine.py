@@ -1,7 +1,7 @@
 """Measure the machine's memory and processors, and how much of them a process tree uses.
 
-If the control group has less than the machine, the group's limit counts. A limit that cannot be
-read counts as no limit.
+Where our control group may use less than the machine has, the group's limit applies. A limit that
+cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class MachineMemory:
     def tree_memory(self, pid: int, limit: int) -> int:
         """Return the bytes that a process and all its descendants use.
 
-        A fork shares pages with its parent, and the plain sum counts them in both. The kernel has to
-        visit every page to tell, so it is asked only if the plain sum is above `limit`.
+        A fork shares pages with its parent, and the plain sum counts them in both. To count them
+        once, the kernel has to visit every page, so it is asked only if the plain sum is above
+        `limit`.
         """
         members: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error, OSError):
@@ -52,14 +53,14 @@ class MachineMemory:
 
 
 def _resident(process: psutil.Process) -> int:
-    """Return the bytes of a process, those that it shares included. 0 if it is gone."""
+    """Return the bytes of a process, including all that it shares (RSS); 0 if it is gone."""
     with contextlib.suppress(psutil.Error, OSError):
         return int(process.memory_info().rss)
     return 0
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Return the same, with its part of each page that several processes share."""
+    """Return the bytes of a process, with only its part of each shared page (PSS)."""
     with contextlib.suppress(psutil.Error, OSError):
         return int(process.memory_full_info().pss)
     return _resident(process)

@@ -1,9 +1,10 @@
 """Check and recreate the run's directories, sockets and locks.
 
-They are the three directories, and the sockets and locks in the runtime directory. Used by
-event_loop.py. Each process recreates its own sockets, locks and heartbeats after a check of its
-own; the directories, and the run's lock, are recreated here. The logdir itself is never created
-here: if it is missing, it may be a disk that will be mounted again.
+The directories are `procsv/` in the logdir, the runtime directory and the one in shared memory;
+sockets and locks are in the runtime directory. Used by event_loop.py. Each process recreates its
+own sockets, locks and heartbeats after a check of its own; the directories, and the run's lock, are
+recreated here. The logdir itself is never created here: if it is missing, it may be a disk that
+will be mounted again.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class RunFiles:
 
     def states(self) -> tuple[FileState, ...]:
         paths = self._paths
-        # The id in it shows that it is ours: an earlier run there may belong to another user of our group.
+        # The run id in the directory shows that it is ours; its owner does not, because another user of our group may
+        # have made it for an earlier run.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
-            *(() if paths.own_home else (logdir,)),  # a member's logdir is watched by the run
+            *(() if paths.own_home else (logdir,)),  # with a home of our own, we leave nothing in the logdir
             FileState(what=RUN_DIR, path=str(paths.run_dir), identity=_identity(paths.run_dir, stat.S_ISDIR)),
             FileState(what=SHM_DIR, path=str(paths.shm_dir), identity=_identity(paths.shm_dir, stat.S_ISDIR)),
             *(

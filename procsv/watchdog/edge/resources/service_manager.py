@@ -52,8 +52,8 @@ class ServiceManager:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """Return after how long without a sign of life we are killed; None if never, or if that is for
-    another process.
+    """Return how long we may be silent before the manager kills us; None if it never does, or if
+    the variables are meant for another process.
     """
     limit, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (limit.isascii() and limit.isdecimal() and int(limit)) or pid not in ("", str(os.getpid())):
@@ -62,7 +62,7 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
 
 
 def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a child, whose messages to the manager would otherwise pass for
-    ours.
+    """Return `environment` for a child, without the manager's variables: the manager would take the
+    child's messages for ours.
     """
     return {name: value for name, value in environment.items() if name not in VARIABLES}
