@@ -1,8 +1,8 @@
 """Runtime of a training process: its connection to its run, its heartbeat, its stop requests.
 
-Under `procsv launch` the bootstrap makes one per process.  Otherwise each Supervisor makes one, and
-it starts the run's watchdog itself (observer.py).  Supervisors and monitored sessions attach to it.
-It knows a session only as a `SupervisedTraining`.
+Under `procsv launch` the bootstrap makes one Runtime per process, to which Supervisors and
+monitored sessions attach.  Otherwise each of them makes a Runtime of its own, which starts the
+run's watchdog itself (observer.py).  A Runtime knows a session only as a `SupervisedTraining`.
 """
 
 from __future__ import annotations
@@ -93,14 +93,15 @@ class Runtime:
         self.first_random = random.getstate()  # before the program may seed it
         self.failure: BaseException | None = None  # the error that ended the session, if any
         self.training: SupervisedTraining | None = None  # of the present session
-        # Where the next session would begin in a process that makes all steps itself.  None: where the
-        # run began; NO_STEP: where it does begin, because a session has trained in this process.
+        # The step at which the next session would begin if this process had made all steps itself; hooks count from
+        # there.  None: where the run began.  NO_STEP: where the session really begins, because another session has
+        # already trained in this process.
         self.planned_step: int | None = None
         self.steps_total = -1  # where the program will end, if a hook knows
-        self.owner: object = None  # trains an eager program, from entering the run to leaving it
+        self.owner: object = None  # the controller that trains an eager program, while it is in the run
         self.logdir_user: weakref.ref[Any] | None = None  # the first graph that trains in the run's logdir
-        self.named_logdir = ""  # the first one that the program named
-        self.trains_in_step = False  # with other tasks, in a collective strategy
+        self.named_logdir = ""  # the first logdir that the program named
+        self.trains_in_step = False  # this task takes every step together with others, in a collective strategy
         self.step_gate: StepGate | None = None  # where the chief holds other tasks' steps during a capture
         self._gate = gate
         self._finish_session: Callable[[], None] = lambda: None
@@ -112,7 +113,7 @@ class Runtime:
     # -- the run -----------------------------------------------------------------------------------
     @property
     def is_connected(self) -> bool:
-        """Whether this process is in its run; a fork of it never is."""
+        """Whether this process is connected to its run; a fork of it never is."""
         return self in _begun
 
     @property
@@ -218,9 +219,9 @@ class Runtime:
             self._disconnect(link)
 
     def leave_to_parent(self) -> None:
-        """In a fork: leaves the run alone, also where a `with` block ends.
+        """In a fork: leaves the run alone, even when a `with` block of the parent ends here, too.
 
-        Locks may be held by threads that the fork does not have.
+        The fork gets new locks, because threads that it does not have may hold the old ones.
         """
         self._lock, self._users = threading.RLock(), 0
         self.connection.leave_to_parent()
@@ -232,7 +233,7 @@ class Runtime:
 
     # -- the program and its sessions --------------------------------------------------------------
     def begin_session(self, finish_session: Callable[[], None]) -> None:
-        """Sets how to save the last state and end the session if the program exits without that."""
+        """Sets how to save the last state and end the session if the program exits before that."""
         self._finish_session = finish_session
 
     def finish_session(self) -> None:
@@ -248,7 +249,7 @@ class Runtime:
 
     def begin_training(self, training: SupervisedTraining) -> None:
         self.training = training
-        self.failure = None  # the program has got over the error of an earlier training
+        self.failure = None  # the program has survived the error of an earlier training
 
     def follow_training(self, training: SupervisedTraining) -> None:
         """Counts the steps of `training` and captures its state: its source is now attached."""
@@ -279,12 +280,13 @@ class Runtime:
         The process will exit with `code`, no matter what its threads still do.
         """
         if self.training is not None and self.training.is_trained_here:
-            # No other thread can make a step.  A kill in here leaves the program incomplete.
+            # No other thread can make a step, so the session ends first.  After a kill during that, the program does
+            # not count as finished.
             self.finish_session()
         self.heartbeat.end_program(code)
 
     def record_failure(self, error: BaseException | None) -> None:
-        """Records the error that ended training, if any; the run's result is the first one."""
+        """Records the error that ended training, if any; the first one is the run's result."""
         self.failure = self.failure or error
 
     def name_logdir(self, given: str) -> bool:

@@ -33,8 +33,8 @@ SENT_BATCHES_MAX = 4  # sent and not answered
 QUEUE_RECORDS_MAX = 10_000  # unwritten; above it, the oldest unsent record is dropped and counted
 QUEUE_BYTES_MAX = 256 * 2**20  # likewise
 RESEND_S = 1.0  # after this silence, everything unanswered is sent again
-# After contradicting answers for this long the service has lost the stream, and the rest gets a new
-# name.
+# After impossible answers for this long, the service must have lost its notes on the stream.  The unwritten records
+# then go to a stream with a new name.
 LOST_S = 5.0
 
 

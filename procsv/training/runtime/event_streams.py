@@ -27,9 +27,12 @@ INLINE_BYTES_MAX = 6 * 2**20  # up to this size, a record without room for a par
 class EventStreams:
     """Named streams of records on their way to the summary service.
 
-    `attach_to_run` ties it to a run; until then, records wait.  It calls `on_need` on any thread,
-    and often, when `messages` has something new to send.  While a stream with unwritten records is
-    flushed or closed, `connected` is entered, so that a run exists to write them.
+    Records wait until `attach_to_run` connects the streams to a run.  A record that is too large
+    for a message travels as a *parcel*: a file that the message names.
+
+    The owner sets two callbacks.  `on_need` is called when `messages` has something new to send,
+    often, and on any thread.  `connected` returns a context in which a run exists; a stream with
+    unwritten records is flushed or closed in such a context, so that something writes them.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -39,7 +42,7 @@ class EventStreams:
         self._news = threading.Condition()
         self._backlogs: dict[str, EventBacklog] = {}  # by the name that writers use
         self._opened = 0
-        self._attempt: str | None = None  # the task's attempt, used in its stream names
+        self._attempt: str | None = None  # the task's attempt, which stream names begin with; None: no run
         self._parcel_dirs: tuple[Path, ...] = ()
         self._parcels: dict[tuple[str, int], Path] = {}  # written to disk, but not known to be in the file
         self._graphs = itertools.count()
@@ -60,7 +63,7 @@ class EventStreams:
         self.on_need()
 
     def detach_from_run(self) -> None:
-        """Ends the run's part: nothing writes records now, so waiting threads return."""
+        """Leaves the run.  Nothing writes records from here on, so waiting threads return."""
         with self._news:
             self._attempt = None
             self._news.notify_all()
@@ -102,7 +105,8 @@ class EventStreams:
     def close_stream(self, writer: str, timeout_s: float) -> bool:
         """Closes the stream and waits like `flush_stream`.
 
-        Late records are still written if the process continues.
+        Records that are not in the file after `timeout_s` are still written if the process
+        continues.
         """
         backlog = self._find_backlog(writer)
         if backlog is None:
@@ -114,7 +118,7 @@ class EventStreams:
             return self._wait_written(backlog, timeout_s)
 
     def unwritten(self, writer: str | None = None) -> int:
-        """Number of records not known to be in the file of `writer`, or in any file."""
+        """Number of records of `writer` (default: of all) that are not known to be in its file."""
         with self._news:
             return sum(b.unwritten for name, b in self._backlogs.items() if writer in (None, name))
 
@@ -191,7 +195,10 @@ class EventStreams:
             self._news.notify_all()
 
     def _pack(self, batch: Batch) -> Records | None:
-        """Makes the message; None, as if lost, while its one large record has no room."""
+        """Makes the message; None while there is no room for its one large record.
+
+        The batch is then sent again later, as if the message had been lost.
+        """
         inline = Records(batch.writer, batch.first, batch.records, {})
         if not batch.is_parcel:
             return inline
@@ -201,7 +208,7 @@ class EventStreams:
         return inline if len(batch.records[0]) <= INLINE_BYTES_MAX else None
 
     def _parcel(self, batch: Batch) -> Path | None:
-        """Returns the file with the batch's one record, from an earlier message or new."""
+        """Returns the file with the batch's one record, which an earlier message may have made."""
         key, data = (batch.writer, batch.first), batch.records[0]
         with contextlib.suppress(OSError):
             if (path := self._parcels.get(key)) is not None and path.stat().st_size == len(data):
@@ -232,7 +239,7 @@ def _write_whole(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f"{path.name}.new")
     try:
         temporary.write_bytes(data)
-        return temporary.rename(path)  # after a kill before this, the service sweeps it for the next trainer
+        return temporary.rename(path)  # a kill before this leaves a file that the service removes for the next trainer
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

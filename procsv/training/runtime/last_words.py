@@ -22,10 +22,10 @@ from procsv.base.system.disk import NO_ROOM
 from procsv.ipc.messaging.start import Start
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
-KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # if they name a task
-# The server has been replaced by another one.
+KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # a lost peer, if they name a task
+# In the error after a server has been replaced by another one.
 RESTARTED = re.compile(r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as")
-# The error of a collective's member, from its connection or TensorFlow's heartbeats.
+# In the error of a collective's members after one of them is lost, by its connection or TensorFlow's heartbeats.
 COLLECTIVE = "Collective ops is aborted by"
 _REMOTE = re.compile(r"remote target /job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 _REPORTED = re.compile(r"Error reported from /job:(\w+)(?:/replica:\d+)?/task:(\d+)")  # by TensorFlow's heartbeats

@@ -77,7 +77,7 @@ class Link:
         self._watched: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lost: dict[TaskId, str] = {}  # peers that will never answer again, and why
-        self._clients: dict[TaskId, Client] = {}  # only for the thread, like `_futures`
+        self._clients: dict[TaskId, Client] = {}  # only the link's thread uses this and `_futures`
         self._futures: dict[tuple[TaskId, int], Future[Received]] = {}
         self._ending_by_s: float | None = None
         self._failure: BaseException | None = None
@@ -87,7 +87,10 @@ class Link:
         self._starting = threading.Lock()
 
     def start_thread(self) -> None:
-        """Starts the thread unless it was started; raises the error that ended it, if one did.  Any thread."""
+        """Starts the thread, if it is not started yet; raises the error that ended it, if one did.
+
+        Any thread may call it.
+        """
         with self._starting:
             if self._failure is not None:
                 raise self._failure
@@ -102,14 +105,14 @@ class Link:
         return self._thread.is_alive()
 
     def on(self, kind: type[Message], handler: Handler) -> None:
-        """Calls `handler` on this thread for each received `kind`, then acknowledges it."""
+        """Calls `handler` on the link's thread for each received `kind`, then acknowledges it."""
         self._handlers.setdefault(kind, []).append(handler)
 
     def remove_handler(self, kind: type[Message], handler: Handler) -> None:
         self._handlers[kind].remove(handler)
 
     def watch_fd(self, fd: int, react: Callable[[], None]) -> None:
-        """Calls `react` on this thread when `fd` is readable; only before `start_thread`."""
+        """Calls `react` on the link's thread when `fd` is readable; only before `start_thread`."""
         self._watched[fd] = react
 
     def send_reliable(self, peer: TaskId, body: Message) -> None:
@@ -140,7 +143,7 @@ class Link:
         os.eventfd_write(self._wake_fd, 1)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self._wake_fd)  # not earlier: another thread may still wake us, and must not write to another file
+        close(self._wake_fd)  # not earlier: another thread may still call `wake`, and would write to a reused number
 
     def close_link(self, timeout_s: float) -> None:
         """Sends the queue within `timeout_s` and closes; raises the error that ended the thread."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 
 class _Log(logging.Logger):
-    """A logger that never raises what the handlers raise, which are the program's.
+    """A logger that never raises an error of its handlers, which are the program's.
 
-    It would end a step, or the thread that talks to the run.
+    Such an error would end a step, or the thread that talks to the run.
     """
 
     def handle(self, record: logging.LogRecord) -> None:
@@ -40,8 +40,8 @@ _said: set[tuple[str, int]] = set()  # with the process that printed it
 def say(text: str) -> None:
     """Prints a line for the user, no matter what the program's log shows.
 
-    The program may have closed its standard error, or put something else in its place.  Then the line
-    goes to the descriptor: an error here would end the program, or the thread that talks to its run.
+    The program may have closed or replaced its standard error.  If printing fails, the line goes to
+    the descriptor: an error here would end the program, or the thread that talks to its run.
     """
     try:
         print(f"procsv: {text}", file=sys.stderr)

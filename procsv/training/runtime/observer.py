@@ -1,9 +1,9 @@
-"""The watchdog that a program starts for itself without `procsv launch`; the program's side.
+"""The program's side of the watchdog that it starts for itself without `procsv launch`.
 
-A Runtime of its own uses it.  `warm_up` starts the process, which imports its modules while the
-program works.  `open_run` passes it the run, and returns when the logdir is ours.  `close_run`
-returns when all is on disk and every process is gone.  If the watchdog is killed, the program keeps
-training with its services, but nothing restarts them any more.
+The Runtime of such a program uses it.  `warm_up` starts the watchdog, which imports its modules
+while the program works.  `open_run` passes the run to the watchdog, and returns when the logdir is
+ours.  `close_run` returns when all is on disk and every process is gone.  If the watchdog is
+killed, the program keeps training with its services, but nothing restarts them any more.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ atexit.register(discard_idle)
 def _forget_in_fork() -> None:
     """Closes shared descriptors in a fork.
 
-    Otherwise its copies would keep locks held and channels open after this process has died.
+    Otherwise the fork's copies would keep locks held and channels open after the parent has died.
     """
     global _guard
     _guard = threading.Lock()
@@ -110,7 +110,7 @@ class Observer:
     """The successive runs of one Supervisor or one monitored session."""
 
     def __init__(self, logdir: str, may_save: bool) -> None:
-        """`may_save`: it owns `logdir`'s checkpoints; without a Saver it only shares `logdir`."""
+        """`may_save`: its sessions save checkpoints, so the run needs `logdir` for itself."""
         self.paths = find_paths(logdir)
         self.logdir = name_logdir(logdir, self.paths)
         self.services = tuple(SERVICES)
@@ -122,7 +122,7 @@ class Observer:
         self._key: Key = (self.services, self.logdir)
         self._process: _Process | None = None
         self._lock: FileLock | None = None
-        self._heirs: DirectoryLock | None = None
+        self._heirs: DirectoryLock | None = None  # the lock on <logdir>/procsv, as passed by the watchdog
 
     def warm_up(self) -> None:
         """Starts the watchdog while the program works toward its session."""
@@ -210,9 +210,9 @@ class Observer:
 
     # -- end ---------------------------------------------------------------------------------------
     def close_run(self, code: int) -> None:
-        """Has everything unsaved saved and all processes ended; no message follows.
+        """Has the watchdog save everything and end all processes, and waits until it has.
 
-        `code` is the exit code for how the program ended.
+        The caller sends no more messages.  `code` is the exit code for how the program ended.
         """
         process, self._process = self._process, None
         if self._lock is not None:

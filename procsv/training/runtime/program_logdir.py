@@ -31,7 +31,7 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import say
 
 MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
-_PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # in the order in which they go back
+_PATTERNS = ("*.data-*", "*.meta", "*.index", f"*{MANIFEST_SUFFIX}", STATE_FILE)  # linked back in this order
 _PART = rf"(\.data-\d+-of-\d+|\.meta|{re.escape(MANIFEST_SUFFIX)})"
 
 
@@ -104,7 +104,7 @@ def _mismatch(given: str, start: Start) -> UserError:
 
 
 def _is_temporary(given: str) -> bool:
-    """Whether mkdtemp() made it or a directory around it, so that the next start has another."""
+    """Whether mkdtemp() made it or a parent of it, so that the next start will name another one."""
     root, place = Path(tempfile.gettempdir()), Path(anchor(given))
     return any(one.parent == root and MADE_BY_MKDTEMP.fullmatch(one.name) for one in (place, *place.parents))
 
@@ -118,12 +118,13 @@ def _is_told(given: str, args: tuple[str, ...], logdir: Path) -> bool:
 
 
 class CarriedCheckpoints:
-    """Carries checkpoints over a deletion of the logdir by the program: some programs empty it at each start.
+    """Keeps checkpoints while the program deletes the logdir, as some programs do at each start.
 
-    logdir_deletion.py uses it, too.  A run that has adopted its logdir keeps its own files elsewhere, so
-    hard links there survive the deletion.  They go back when the program names the directory to its
-    session, which happens after its start.  Hard links are safe because checkpoints are never written
-    in place.  A training that has reached its end is not carried over: it starts from the beginning.
+    A run that has adopted its logdir keeps its own files elsewhere.  logdir_deletion.py has the
+    checkpoints linked there before the deletion, and `settle_logdir` links them back when the
+    program names the directory to its session.  Hard links are safe because checkpoints are never
+    written in place.  A training that has reached its end is not kept: it starts from the
+    beginning.
     """
 
     def __init__(self, start: Start) -> None:

@@ -1,8 +1,8 @@
 """Connect a training process to its run: its start record, the link and the event streams.
 
-The Runtime holds, opens and closes it.  Any thread may send.  A program may end at any time, so
-`tell_watchdog` and `add_tick` drop what comes after the close; the other methods then raise an
-error.
+The Runtime holds, opens and closes the connection.  Any thread may send.  Because a program may end
+at any time, `tell_watchdog`, `note_entry`, `tell_user_save` and `add_tick` do nothing once the
+connection is closed.  The other methods that need the link then raise an error.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RunConnection:
 
     def tell_user_save(self, path: str) -> None:
         """Tells the service, if there is one, that the supervised Saver has saved `path`."""
-        link = self._link  # another thread may close the connection meanwhile
+        link = self._link  # read once: another thread may close the connection
         if link is not None:
             link.send_reliable(CHECKPOINT, UserSave(path))
 

@@ -1,16 +1,17 @@
-"""Gate before the steps of a launch's tasks: the chief holds them all between two steps.
+"""A gate that all tasks pass before each step, so that the chief can hold them between two steps.
 
 Under `--consistent-snapshots`, if all tasks are on this machine, the bootstrap of each training
-task makes one.  A worker's boundary guards its steps with it; the chief calls `hold` for a capture.
-All tasks share these files of the run directory and the kernel's locks on them:
+task makes a StepGate.  A worker's boundary guards its steps with it; the chief calls `hold` for a
+capture.  All tasks share these files of the run directory and the kernel's locks on them:
 
     gate.lock            held during a hold; before a step, each task checks that it is free
     steps.<task>.lock    held by that task during a step; its one byte is a StepMark
     lives.<task>.lock    shared by all processes of the task, from before its program starts
 
-The kernel releases the locks of a dead process.  Every wait has a limit, also the wait for a chief
-that was frozen during a hold: its clock tells it later that the others have gone on.  A removed
-file is re-created only by its task's next attempt.  While one is missing, no hold counts.
+The kernel releases the locks of a dead process.  Every wait has a limit.  So workers also go on if
+the chief is frozen during a hold; when it continues, its clock shows that the hold was too long,
+and the hold has failed.  Only the task's next attempt re-creates a removed file.  While a file is
+missing, every hold fails.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from procsv.base.system.locks import try_lock
 
 HELD_S_MAX = 0.05  # the longest hold once all tasks are at a boundary
 GATHER_S_MAX = 2.0  # the longest wait for that
-GATHER_STEPS = 2  # of the chief: for as long as these take, a capture waits for the others' steps
-SETTLE_S = 1.0  # after a task died in a step: the servers may still process it
+GATHER_STEPS = 2  # a capture waits for the other tasks' steps as long as this many steps of the chief take
+SETTLE_S = 1.0  # after a task died in a step, holds fail so long: the servers may still process the step
 WAIT_S_MAX = 4.0  # the longest wait of a step for a chief that does not let go
 LOOK_S = 0.0005  # between two tries for a lock
 
@@ -53,7 +54,7 @@ class Hold(msgspec.Struct):
 
     why: str = ""  # why not all tasks were held
     held_s: float = 0.0  # how long steps were blocked
-    is_whole: bool = False  # at the end: no other task was in a step during the hold
+    is_whole: bool = False  # once the hold has ended: no other task was in a step during it
 
 
 def gather_s_of(step_s: float) -> float:
@@ -70,7 +71,7 @@ class StepGate:
         self._gate = os.open(paths.gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._pause = threading.Event()
         self._seen: dict[Path, int] = {}  # the files of other tasks
-        self._died_s: dict[TaskId, float] = {}  # in a step; when their death was first seen
+        self._died_s: dict[TaskId, float] = {}  # when the death of a task in a step was first seen
         self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._steps, bytes([StepMark.UNKNOWN]), 0)
         self._mark = mmap.mmap(self._steps, 1)
@@ -100,7 +101,7 @@ class StepGate:
         if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
             self._is_given_up = False
             self._mark[0] = StepMark.WITHIN
-            try_lock(self._steps)  # free: another holder would need the gate
+            try_lock(self._steps)  # it is free: the chief takes it only while it has the gate
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return
         self._is_given_up = True
@@ -126,10 +127,10 @@ class StepGate:
     # -- the chief ---------------------------------------------------------------------------------
     @contextlib.contextmanager
     def hold(self, gather_s: float) -> Iterator[Hold]:
-        """Keeps the other tasks between two steps for the block, if it can within `gather_s`.
+        """Keeps the other tasks between two steps while the block runs.
 
-        The block runs in any case.  After HELD_S_MAX the other tasks continue, even during the
-        block.
+        If that is not achieved within `gather_s`, the block runs without it.  After HELD_S_MAX the
+        other tasks continue, even during the block.
         """
         hold, held, begun_s = Hold(), list[int](), self._clock.monotonic()
         letting_go = threading.Lock()
@@ -188,7 +189,11 @@ class StepGate:
         return True
 
     def _why_unknown(self, now_s: float) -> str:
-        """Why a task may train past the gate, or a server may for a dead one; "" if none does."""
+        """Why the state may change despite a closed gate; "" if it cannot.
+
+        A task may make steps without passing the gate, or a server may still process the last step
+        of a task that died.
+        """
         if not _is_at(self._paths.gate, self._gate):
             return f"{self._paths.gate} was removed"
         for task in self._others:

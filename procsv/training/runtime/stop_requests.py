@@ -1,7 +1,7 @@
 """Stop requests to a training process: by its watchdog, by a signal, or by the lifeline.
 
-The Runtime holds them, and the first one counts.  A program that handles SIGTERM itself first gets
-the time to end by itself.
+The Runtime holds them.  The process acts on the first request; a later one may only correct its
+reason.  A program that handles SIGTERM itself first gets time to end by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StopRequests:
         """`leave_to_program(reason, grace_s)`: whether the program will handle a stop itself."""
         self.reason: Reason | None = None
         self.asked_s = 0.0
-        self.is_left = self.is_left_to_end_run = False  # left to end by itself; and the run ends with it
+        self.is_left = self.is_left_to_end_run = False  # the program may end by itself first; and the run then ends
         self._clock, self._heartbeat, self._leave_to_program = clock, heartbeat, leave_to_program
         self._interrupt: Callable[[], None] = lambda: None
         self._listeners: list[StopListener] = []
@@ -39,7 +39,7 @@ class StopRequests:
     def is_asked(self) -> bool:
         """Whether the watchdog, a signal or the lifeline has requested a stop.
 
-        A program that handles the stop itself may not know yet.
+        True also while a program that handles the stop itself gets time for that.
         """
         return self.is_left or self.reason is not None
 
@@ -85,8 +85,8 @@ class StopRequests:
     def request_stop(self, reason: Reason) -> None:
         """Asks this process to save and end, for the watchdog, a signal or the lifeline.
 
-        A signal arrives first and always means "preempt"; the watchdog's message then gives the
-        reason.
+        A signal arrives before the watchdog's message and always means "preempt".  The message then
+        gives the real reason.
         """
         with self._lock:
             if self.reason is not None:

@@ -1,7 +1,8 @@
 """Keep the heartbeat of a training process: its present activity, for the watchdog to read.
 
-The Runtime holds it, and any thread may change it.  The link's thread writes it five times a
-second.  A change that must be visible even if the GIL is held next is written immediately.
+The Runtime holds it, and any thread may change it.  The link's thread writes it to its file five
+times a second.  That thread cannot run while the program holds the GIL, so a change that must be
+visible even then is written immediately.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from procsv.base.system.stack_dump import DumpFile
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
-RESTORE_S = 1.0  # between checks that its files in the runtime directory still exist
+RESTORE_S = 1.0  # between checks that this process's files in the runtime directory still exist
 DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while the runtime directory is missing
 WAIT_S_MAX = 1e8  # three years; stands for a wait without end
 SITE = "-packages/"  # in the path of any installed package: site-packages, dist-packages
@@ -58,19 +59,22 @@ class TrainerHeartbeat:
     """The heartbeat of one process, in a file from `open_file` to `close_file`."""
 
     def __init__(self, clock: Clock, handled_signals: Callable[[], int], is_training: Callable[[], bool]) -> None:
-        """`handled_signals`: the program's, as bits.  `is_training`: whether it trains now."""
+        """`handled_signals` returns the signals that the program handles, as bits.
+
+        `is_training` returns whether a training is under way.
+        """
         self.phase = Phase.IMPORT
         self.step = -1
         self.returned = NOT_RETURNED  # the program's exit code, once its main module has finished
         self._clock, self._handled_signals, self._is_training = clock, handled_signals, is_training
-        self._training: SupervisedTraining | None = None  # its steps count, even after its end
+        self._training: SupervisedTraining | None = None  # the newest one; its counts are shown even after its end
         self._is_step_a_phase = False
         self._read_fit: Callable[[], FitPlace | None] = lambda: None
-        self._loss: Loss | None = None  # of that fit
+        self._loss: Loss | None = None  # of the Keras fit
         self._snapshots = Snapshots()
         self._imports = ImportWatch()
         self._extended_s = self._restore_s = 0.0
-        self._saves = 0  # number under way
+        self._saves = 0  # number of saves under way
         self._writer: HeartbeatWriter | None = None
         self._stacks: DumpFile | None = None  # faulthandler's output file, if it is ours
         self._lock = threading.RLock()
@@ -138,7 +142,7 @@ class TrainerHeartbeat:
             self._stacks = None
 
     def leave_to_parent(self) -> None:
-        """In a fork: writes no more, into the file of its parent."""
+        """In a fork: writes nothing more to the parent's file."""
         self._lock, self._writer, self._stacks = threading.RLock(), None, None
 
     # -- progress ----------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ class TrainerHeartbeat:
         self._read_fit = read_fit
 
     def show_loss(self, loss: Loss | None) -> None:
-        """Shows the loss of that fit; None if unknown."""
+        """Shows the loss of the Keras fit; None if unknown."""
         self._loss = loss
 
     def take_phase_for_step(self) -> None:
@@ -200,7 +204,10 @@ class TrainerHeartbeat:
                 self._saves -= 1
 
     def extend_limit(self, seconds: float) -> None:
-        """Exempts the next `seconds` from the hang limit at once: the GIL may be held next."""
+        """Exempts the next `seconds` from the hang limit.
+
+        This is written immediately, because the program may hold the GIL next.
+        """
         self._extended_s = max(self._extended_s, self._clock.monotonic() + min(seconds, WAIT_S_MAX))
         self.write_beat()
 
@@ -248,7 +255,7 @@ def _find() -> str:
 
 
 def _spec(module: object) -> ModuleSpec | None:
-    """Reads `__spec__` without a module's `__getattr__`, which may import what it stands for."""
+    """Reads `__spec__` without calling the module's `__getattr__`, which may import something."""
     try:
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
     except AttributeError:

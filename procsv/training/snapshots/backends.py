@@ -56,7 +56,10 @@ class SnapshotBackend:
     """
 
     def reserve(self) -> None:
-        """Gets memory for captures, without using the session; NoRoom on failure.  Takes seconds."""
+        """Gets memory for captures without using the session; NoRoom on failure.
+
+        This may take seconds.
+        """
 
     def room_bytes(self) -> int:
         """The shared memory that this backend needs; 0 if it needs none."""

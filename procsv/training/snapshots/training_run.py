@@ -354,7 +354,7 @@ class TrainingRun:
                 log.error("procsv: the initial state could not be saved; training continues: %s", failure)
 
     def final_save_s(self) -> float:
-        """Return how long the last save may take; after a stop, what remains of the grace period."""
+        """Return how long the last save may take; after a stop, the rest of the grace period."""
         if self._runtime.stops.reason is None:
             return FINAL_SAVE_S_MAX
         share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE
