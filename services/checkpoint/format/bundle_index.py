@@ -20,7 +20,7 @@ BLOCK_BYTES = 256 * 1024  # a block of this size is closed
 RESTART_KEYS = 16  # after this many keys that share prefixes, one key is written in full
 _UNCOMPRESSED = b"\0"
 STRING, VARIANT = 7, 21
-_FULL = -1  # the length of an extent that is "everything"
+_FULL = -1  # the length of an extent that covers its whole dimension
 
 
 def varint(value: int) -> bytes:
@@ -34,7 +34,7 @@ def varint(value: int) -> bytes:
 
 
 def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns the whole file.  Keys must rise strictly."""
+    """Returns the whole file.  Each key must be greater than the one before it."""
     out = bytearray()
     index, block, last = _Block(1), _Block(RESTART_KEYS), b""
     closed: bytes | None = None  # handle of a closed block; its index key depends on the key that follows
@@ -183,7 +183,7 @@ def _ordered(value: int) -> bytes:
 
 
 def _ordered_signed(value: int) -> bytes:
-    """Encodes a signed integer: the number of leading bits is its length in bytes; inverted if negative."""
+    """Encodes a signed integer so that it sorts: a leading 1 for each byte (0 if negative), then its bits."""
     size = 1
     while not -(1 << (7 * size - 1)) <= value < 1 << (7 * size - 1):
         size += 1

@@ -26,7 +26,7 @@ TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # type and checksum after each block
 _CHUNK_BYTES = 4 * 2**20
-_STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers whose bytes differ from their memory
+_STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers of tensors that are stored differently from memory
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -164,7 +164,7 @@ def count_elements(entry: Any) -> int:
 
 
 def _string_crc(data: bytes, elements: int) -> int:
-    """Returns the checksum of a string tensor: over the lengths as integers, their checksum, and the bytes."""
+    """Returns the checksum of a string tensor, which covers the lengths as integers, their checksum and the bytes."""
     crc = at = 0
     try:
         for _ in range(elements):
@@ -176,7 +176,7 @@ def _string_crc(data: bytes, elements: int) -> int:
 
 
 def scalar_int(bundle: Bundle, key: str) -> int | None:
-    """Returns the value of a one-element int32 or int64 tensor, such as the global step; None without one."""
+    """Returns the value of a one-element int32 or int64 tensor, such as the global step; None if it is not there."""
     entry = bundle.entries.get(key.encode())
     if entry is None or count_elements(entry) != 1 or entry.slices or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
         return None

@@ -2,10 +2,10 @@
 
 write.py calls it on the disk thread.  A snapshot that cannot become a checkpoint raises
 `UnsupportedTensor` before a file is touched.  This module never renames or reads a file.  It makes
-nothing durable; it only lets the disk begin early.
+nothing durable; it only lets the disk begin to write early.
 
 Each byte is read from the slot once, a chunk at a time.  While a chunk is in the processor's cache,
-it enters the checksum to compare with the trainer's and the file's own checksums, and is written.
+it is hashed for the comparison with the trainer's checksum and for the file's own, and written.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from procsv.services.checkpoint.format.bundle_index import (
 from procsv.services.checkpoint.format.bundle_reader import mask
 from procsv.services.checkpoint.format.data_file import DataFile
 
-CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
+CHUNK_BYTES = 2**20  # a chunk fits the processor's cache; it is a copy, because crc32c takes only immutable bytes
 
 _PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of these types
 
 
 class BundlePlan(msgspec.Struct):
-    """The tensors to write, checked.
+    """The tensors to write, after `plan_bundle` has checked that a checkpoint can hold them.
 
     `slices` maps (shard, index in the shard) to a partial slice; a slice that covers its whole tensor has no entry.
     """
@@ -106,14 +106,14 @@ class BundleWriter:
 
     def __init__(self, plan: BundlePlan, memory: mmap.mmap, prefix: str) -> None:
         self.files: dict[Path, FileSum] = {}  # intended sizes and sums
-        self.proven: set[Path] = set()  # files whose bytes were checked again after the disk had them
+        self.proven: set[Path] = set()  # files whose bytes were checked after the disk had taken them
         self._plan = plan
         self._memory = memory
         self._prefix = prefix
         self._entries: dict[bytes, Any] = {}  # BundleEntryProto by key
 
     def write_shard(self, number: int) -> Path:
-        """Writes one data file.  Killed in the middle: a file without an index in a directory that is swept."""
+        """Writes one data file.  Killed in the middle: it has no index, and its directory is swept."""
         path = Path(f"{self._prefix}.data-{number:05d}-of-{self._plan.count:05d}")
         file = DataFile(path)
         try:

@@ -35,20 +35,20 @@ _spare: list[mmap.mmap] = []
 
 
 class DataFile:
-    """One file in the making.  A kill at any time leaves a file without an index, in a directory that is swept."""
+    """One file in the making.  Killed at any time: the file has no index, and its directory is swept."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
         self._path, self._fd = path, disk.create(path)
         self._block, self._filled = _spare.pop() if _spare else _new_block(), 0
-        self._told, self._given = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._told, self._given = xxhash.xxh3_128(), xxhash.xxh3_128()  # of the appended data; of what the disk took
         self._is_direct: bool | None = None  # None until the first whole block is written
         self._direct_bytes, self._direct_s = 0, 0.0
-        self._begun_bytes = 0  # of those in the page cache, how many the disk was asked to write back
+        self._begun_bytes = 0  # up to this offset, the disk has the bytes or was asked to write them back
 
     @property
     def is_direct(self) -> bool:
-        """Whether the bytes were checked after the disk had them, so that the file need not be read back."""
+        """Whether the bytes were checked after the disk had taken them, so that the file need not be read back."""
         return self._is_direct is True
 
     def append_data(self, data: bytes) -> None:

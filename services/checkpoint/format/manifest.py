@@ -1,8 +1,8 @@
 """Read and write the manifest beside each checkpoint, and verify the files that it lists.
 
-The manifest holds the sizes and checksums of the checkpoint's files.  It is written last, and read
-before any file is trusted.  This module never decides what happens to a checkpoint that fails
-verification.
+The manifest holds the sizes and checksums of the checkpoint's files.  It is written after all of
+them, and read before any of them is trusted.  This module never decides what happens to a checkpoint
+that fails verification.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def with_index(manifest: Manifest, path: str) -> Manifest:
 
 
 def is_of(manifest: Manifest | None, path: str) -> bool:
-    """Whether the manifest of checkpoint `path` (None: it is garbled) was written for its present index.
+    """Whether the manifest of checkpoint `path` was written for the checkpoint's present index.
 
-    False for a copy, or if another Saver has replaced the index since.  The index is not read.
-    FileNotFoundError if either file is gone.
+    `manifest` is None if it is garbled or missing.  False for a copy, or if another Saver has replaced
+    the index since.  The index is not read.  FileNotFoundError if the index or the manifest is missing.
     """
     index = index_of(path).stat()
     if manifest is not None and manifest.index is not None:
         return manifest.index == _id_of(index)
     if manifest is not None and not manifest.sequence:
-        return manifest.time == index.st_mtime  # an earlier procsv noted this for other writers' checkpoints
+        return manifest.time == index.st_mtime  # earlier versions of procsv set it so for other writers
     return manifest_of(path).stat().st_mtime_ns >= index.st_mtime_ns
 
 
@@ -84,12 +84,12 @@ def manifest_or_none(path: str) -> Manifest | None:
 
 
 def written(path: str) -> float:
-    """Returns when a checkpoint was written (Unix seconds), by its manifest or otherwise by its files."""
+    """Returns when a checkpoint was written (Unix seconds), from its manifest, or else from its files."""
     return time_of(path, manifest_or_none(path))
 
 
 def time_of(path: str, manifest: Manifest | None) -> float:
-    """Returns the same from a manifest that the caller has read."""
+    """Like `written`, with the manifest that the caller has read (None: there is none)."""
     if manifest is not None:
         return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)

@@ -52,7 +52,7 @@ def is_like(name: str, start: str, rest: re.Pattern[str]) -> bool:
 
 
 def model_files(path: str) -> list[Path]:
-    """Returns the existing files of a checkpoint that hold tensors, data before index."""
+    """Returns a checkpoint's existing files except `.meta` and manifest, data before index."""
     if _V1_SHARDS.search(path):
         return _files_like(base_of(path), path[len(base_of(path)) :])
     data = _files_like(path, ".data-?????-of-?????")
@@ -60,7 +60,7 @@ def model_files(path: str) -> list[Path]:
 
 
 def index_of(path: str) -> Path:
-    """Returns a checkpoint's index, or its first file with tensors; FileNotFoundError if it is gone."""
+    """Returns a checkpoint's index, or without one its first file; FileNotFoundError if all are gone."""
     index = Path(path + ".index")
     files = [index] if index.is_file() else model_files(path)
     if not files:
@@ -69,7 +69,7 @@ def index_of(path: str) -> Path:
 
 
 def _files_like(prefix: str, rest: str) -> list[Path]:
-    """Returns files named `prefix` followed by `rest`, in which each ? stands for any one character."""
+    """Returns the files named `prefix` + `rest`, where each ? in `rest` stands for any one character."""
     directory, start = os.path.split(prefix)
     size = len(start) + len(rest)
     with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def placing_order(names: list[str]) -> list[str]:
 
 
 def absolute_save_path(plan: CheckpointPlan) -> str:
-    return os.path.abspath(plan.save_path)  # noqa: PTH100  a Path would lose nothing but the caller's spelling
+    return os.path.abspath(plan.save_path)  # noqa: PTH100  Path.resolve would replace links in it
 
 
 def state_file_of(plan: CheckpointPlan) -> Path:

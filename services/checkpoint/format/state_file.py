@@ -19,7 +19,9 @@ from procsv.base.system.data_file import read_data
 from procsv.services.checkpoint.format.manifest import written
 from procsv.services.checkpoint.format.protos import CheckpointState
 
-PRESERVED_BEFORE_S = 1.0  # a manager adopts checkpoints younger than the last one that it has kept permanently
+# `last_preserved_timestamp` is set this long before the oldest checkpoint, because a manager that starts adopts only
+# checkpoints younger than that.
+PRESERVED_BEFORE_S = 1.0
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -59,12 +61,12 @@ def state_text(save_path: str, all_paths: list[str], relative: bool, times: list
     """Returns the text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
 
     The paths are written relative to the directory if `relative`, if `save_path` is relative, or if
-    it is not valid UTF-8, which the file cannot hold.  With `times` (Unix seconds of each), the text
-    is what a tf.train.CheckpointManager would write.  Without them, a manager would forget the
-    checkpoints and never delete one.
+    it is not valid UTF-8, because the file can hold only UTF-8.  `times` are the Unix seconds of each
+    path.  With them, the text is what a tf.train.CheckpointManager would write; without them, a
+    manager would forget the checkpoints and never delete one.
     """
     if relative or not Path(save_path).is_absolute() or not is_utf8(save_path):
-        directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
+        directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  resolve would replace links
         all_paths = [os.path.relpath(path, directory) for path in all_paths]
     return state_of_names(all_paths, times)
 
