@@ -1,8 +1,8 @@
-"""Control the training of an eager program: procsv's side of a CheckpointManager.
+"""Control the training of an eager program: procsv's side of a CheckpointManager or a Keras fit.
 
 The controller connects the process to the run, tells the checkpoint service how checkpoints are
 named and kept, restores the newest state, sets up the step boundary, and saves the last state when
-the program ends. Its owner reports when a step has ended.
+the program ends. Its owner, the manager or the fit, reports the end of each step at the boundary.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class EagerController:
         `snapshot_s` is the time between snapshots in seconds. If it is None, the time follows from
         what snapshots cost; if it is 0.0, snapshots are taken only for saves.
 
-        `restores` is called if training starts without `restore`, to learn whether the program
-        restores checkpoints by itself. If it is passed False, there is one: has it been restored?
-        If it is passed True, there is none that can be used: would the program have restored
-        one? It returns None if that is unknown.
+        `restores(is_new)` is called if training starts without `restore`. It returns whether the
+        program restores checkpoints by itself; None if that is unknown. If `is_new` is False, there
+        is a checkpoint: has the program restored it? If `is_new` is True, there is none that can be
+        used: would the program have restored one?
         """
         self.runtime, self.plan = runtime, plan
         self.training: TrainingRun | None = None
@@ -56,9 +56,9 @@ class EagerController:
         self._restores = restores
         self._is_in_run = False
         self._has_trained = False
-        self.on_given_way: Callable[[], None] | None = None  # called by `give_way`; None: nobody may end the training
+        self.on_given_way: Callable[[], None] | None = None  # called by `give_way`; None: give_way is not allowed
         self._saved_runs = -1  # how many steps had ended at the program's last save
-        self._restored_step: int | None = None  # of a training that began from a checkpoint
+        self._restored_step: int | None = None  # the step of the checkpoint that the training began from
         self._found: Origin | None = None  # the newest checkpoint, if the program restores by itself
 
     # -- beginning -------------------------------------------------------------------------------------------
@@ -85,7 +85,10 @@ class EagerController:
         self.runtime.connection.start_link()
 
     def _end_earlier(self) -> None:
-        """End the training of an earlier manager of this directory, as when a cell is run again."""
+        """End the training of an earlier manager of this directory.
+
+        A notebook cell that runs again makes a second manager.
+        """
         for one in (self.runtime, *watched()):
             owner = one.owner
             if isinstance(owner, EagerController) and owner is not self and owner.directory == self.directory:
@@ -97,9 +100,10 @@ class EagerController:
         return Path(os.path.realpath(self.plan.save_path)).parent
 
     def give_way(self) -> None:
-        """End the training, if its owner allows that.
+        """End the training so that another one can start, if the owner of this one allows it.
 
-        The program may be in the middle of a step, so its newest snapshot is what is kept.
+        The program may be in the middle of a step, so this keeps the newest snapshot and takes no
+        further one.
         """
         on_end, training = self.on_given_way, self.training
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
@@ -120,7 +124,7 @@ class EagerController:
     def keeps_state(self) -> bool:
         """Whether this process saves its state.
 
-        Of tasks that train in step, only the chief saves: its state is the state of all.
+        Of tasks that train in step, only the chief saves: they all have the same state.
         """
         return self.runtime.connection.start.is_chief
 
@@ -251,7 +255,7 @@ class EagerController:
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
-            # Not earlier: once this frees the lock, another thread may capture a due snapshot, even in mid-step.
+            # Not before end_training: once this frees the lock, another thread could capture a snapshot in mid-step.
             training.boundary.leave_steps()
             self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # from here on the program's own work may take any time
 

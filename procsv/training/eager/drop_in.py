@@ -1,13 +1,13 @@
 """Replace tf.train.CheckpointManager under `--drop-in`, in a program that does not know procsv.
 
-The program's state is known to be whole only during its own `save`. So a save costs a capture, and
+The program's state is known to be whole only during its own `save`. So only `save` captures it, and
 nothing is captured between two saves. How long a program takes from one save to the next is
 unknown, too, so hangs are not detected in between.
 
-A program may have several managers, but only one can be supervised. The run's own directory decides
-which one. Before the run has a directory, it is the manager that the program restored from. Without
-that, it is the one that the program looked at last, and otherwise the first one that it saves with.
-The others stay TensorFlow's own.
+A program may have several managers, but only one can be supervised. If the run has a directory, it
+is the manager of that directory. If not, it is the first manager that the program restores with.
+If the program saves before it restores, it is the manager that it last asked for checkpoints, or,
+if it has asked none, the first manager that saves. The others stay TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ theirs: Any = tf.train.CheckpointManager
 PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
 LEGACY = "tf_keras"  # its BackupAndRestore has a manager of its own, and deletes the directory
 
-_supervised: list[Any] = []  # the supervised manager of this process, or the last one
-_favourite: list[Any] = []  # the manager that the program restored from, or looked at, last
+_supervised: list[Any] = []  # the manager that is supervised, or was last
+_favourite: list[Any] = []  # the manager that the program last asked for checkpoints
 _read_from: set[Path] = set()  # directories of the checkpoints that the program has read
 _looked_at: list[None] = []  # not empty if the program has asked which checkpoints there are
 
@@ -48,7 +48,7 @@ _looked_at: list[None] = []  # not empty if the program has asked which checkpoi
 class _InPlaceOfTheirs(type):
     """Counts TensorFlow's own managers as instances.
 
-    Some were made before the replacement, and code checks them with isinstance by this name.
+    Some were made before the replacement, and the program tests them by isinstance with this class.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -56,9 +56,9 @@ class _InPlaceOfTheirs(type):
 
 
 class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
-    """`tf.train.CheckpointManager`, supervised.
+    """`tf.train.CheckpointManager`, supervised by procsv.
 
-    Where that is impossible, it acts as TensorFlow's and says so once.
+    If procsv cannot supervise it, it acts like TensorFlow's class and says so once.
     """
 
     def __new__(cls, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         return theirs(checkpoint, directory, *args, **kwargs)
 
     def __init__(self, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
-        wait_for_saves()  # it lists the checkpoints on disk
+        wait_for_saves()  # TensorFlow's constructor lists the checkpoints on disk
         asked = list(_looked_at)
         theirs.__init__(self, checkpoint, directory, *args, **kwargs)
         _looked_at[:] = asked  # TensorFlow has looked here, not the program
@@ -95,10 +95,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
 
     # -- the choice of the manager ---------------------------------------------------------------------------
     def _supervise_if_possible(self, is_saving: bool = False) -> bool:
-        """Supervise this manager if no other one is supervised. Return whether it is.
+        """Supervise this manager unless another one is supervised. Return whether it is now.
 
-        If not, it may be later. `is_saving`: it then replaces another manager of its directory, as
-        when a notebook's cell runs again.
+        If not, a later call may succeed. `is_saving`: a supervised manager of the same directory
+        gives way, as when a notebook cell runs again.
         """
         if self._is_supervised is None and is_saving:
             for before in _supervised:
@@ -123,7 +123,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self._is_supervised = True
         _supervised[:] = [self]
         if current() is not None:
-            # From here on, what a crash left in memory is on disk, where TensorFlow's own constructor looks.
+            # This puts on disk what a crash left in memory, because TensorFlow's managers look only there.
             self._controller.find_newest()
 
     def _directory_now(self) -> Any:
@@ -142,7 +142,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             _looked_at[:] = [None]
         if self._is_supervised is None and not self._is_saving:
             _favourite[:] = [self]
-            # A directory that is new at each start is replaced by the run's.
+            # The run has a directory. This manager gets it, even if the program names a new one at each start.
             if runtime is not None and _has_directory(runtime.connection.start):
                 self._supervise_if_possible()
         return bool(self._is_supervised)
@@ -153,7 +153,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             return self._is_supervised
         favourite = next(iter(_favourite), self)
         if favourite is not self and favourite._is_supervised is None and not self._has_saved:
-            return False  # the other one is likely to save, too, and the program resumes from it
+            return False  # the favourite will probably save, too, and the program restores from the favourite
         if not self._supervise_if_possible(is_saving=True):
             self._leave_alone("one training at a time can be supervised in a process, and there is another one")
         return bool(self._is_supervised)
@@ -195,7 +195,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self._start()
             training = self._controller.training
             assert training is not None, "it has just been started"
-            # The steps before the first save belong to this start.
+            # The steps before the first save belong to this attempt.
             training.first_step = max(training.origin.step, 0)
             self._count_steps(training.habit.restores)
         self.step()  # before the save: what follows it is the next step
@@ -214,7 +214,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     def _restores(self, is_new: bool) -> bool | None:
         if is_new:
             return bool(_looked_at) or None
-        # From another directory it may have restored all that it needs, or only a part that was trained before.
+        # If it has read only another directory, it may have all that it needs, or only a pretrained part: unknown.
         return _home(self._directory) in _read_from or (None if _read_from else False)
 
     def sync(self) -> None:
@@ -228,7 +228,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self.sync()
 
     def _stop(self, path: Any) -> NoReturn:
-        """End the program with this save on disk: the run ends, and the program never asks."""
+        """End the program with this save on disk: the run ends, and the program does not ask."""
         self.close()
         say(f"saved {path}; the program resumes from there at the next start")
         raise SystemExit(exit_codes.RESUMABLE)
@@ -262,7 +262,7 @@ def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
         if isinstance(path, str | os.PathLike):
             _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
             wait_for_saves()
-            # This may be an earlier training from elsewhere, so it does not show that the program looks for its own.
+            # The checkpoint may be another training's, so this does not show that the program looks for its own.
             found = read(*args, **kwargs)
             if at:  # it is a method of a Checkpoint
                 replicas.after_read(args[0], path)
@@ -290,7 +290,7 @@ def _why_never(directory: Any) -> str:
 
 
 def _has_directory(start: Start) -> bool:
-    """Return whether the run's checkpoints already have a directory, by any name."""
+    """Return whether the run already has a directory for its checkpoints, whatever its name."""
     return bool(start.root) or start.naming == "mapped" or saved_step(start.checkpoint_dir) != NO_STEP
 
 

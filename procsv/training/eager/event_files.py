@@ -1,8 +1,9 @@
-"""Save the lengths of tf.summary event files with the state, and restore those lengths.
+"""Save the lengths of tf.summary event files with the state, and cut the files back to them.
 
-CheckpointManager uses this for a program's own loop. A resumed loop records again what came after
-its state. So each snapshot notes the length of its process' event files, and the next start cuts
-the files back to it. TensorBoard, and a program that reads the files, then finds each point once.
+CheckpointManager uses this for a program's own loop. A resumed loop repeats the steps after its
+state, and records them once more. So each snapshot notes the lengths of its process' event files,
+and the next attempt cuts the files back to these lengths. TensorBoard, and a program that reads the
+files, then finds each point once.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.summaries.marks import mark_once
 
-# The name of an event file has the seconds of its beginning, the host, the process, a number and a suffix.
+# The name of an event file has the time of its beginning in seconds, the host, the pid, a number and a suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\..*")
 FILES_MAX = 16  # of one process; a snapshot has room for this many names
 
-Sizes = dict[str, int]  # bytes by name; the names of one process all differ
+Sizes = dict[str, int]  # bytes by file name; a process never uses a name twice, not even in another directory
 
 
 class EventFiles:
@@ -42,7 +43,7 @@ class EventFiles:
         self._cut: set[Path] = set()  # directories whose files have been cut back
 
     def read_sizes(self) -> Sizes:
-        """Return how much of each file belongs to the current state.
+        """Flush the event files, and return their lengths: all of it belongs to the current state.
 
         Called on the training thread, at each capture.
         """
@@ -74,13 +75,13 @@ class EventFiles:
         return sizes
 
     def restored(self, state: SlotReader | str) -> None:
-        """Note that the program continues from `state`, which is a slot or a checkpoint's path."""
+        """Cut the files back to `state`, a slot or a checkpoint's path. Training resumes there."""
         if isinstance(state, SlotReader):
             self._state = state.info.incarnation, state.contents.logged
         else:
             manifest = manifest_at(Path(state + MANIFEST_SUFFIX))
             if manifest is None:
-                return  # not a checkpoint of ours: what its files held is unknown
+                return  # not a checkpoint of ours: how long the files were is unknown
             self._state = manifest.incarnation, manifest.logged
         self._cut.clear()
         self._own.update(_opened_by_this_process())
@@ -103,8 +104,8 @@ class EventFiles:
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
                 elif later.get(int(named[2]), math.inf) < int(named[1]) + 1:
-                    # A later attempt has begun it. Another process of the same number began its files before, or is of
-                    # another program. Killed here: the next start finds the remaining files.
+                    # A process of a later attempt began it: the file has the process' pid and is not older. A kill here
+                    # leaves some of these files, and the next attempt removes them.
                     path.unlink(missing_ok=True)
 
 

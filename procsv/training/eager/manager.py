@@ -1,8 +1,8 @@
-"""Provide CheckpointManager, whose `save` costs a capture, with snapshots between the saves.
+"""Provide CheckpointManager: `save` only captures the state, and `step` takes snapshots in between.
 
-A program makes one, restores, trains, and reports the end of each step. procsv writes what
-TensorFlow's own manager would have written, under the same names, so a program without procsv can
-continue from it.
+A program makes a manager, restores, trains, and reports the end of each step. procsv writes the
+files that TensorFlow's own manager would have written, under the same names, so a program without
+procsv can continue from them.
 """
 
 from __future__ import annotations
@@ -65,13 +65,16 @@ def why_unsavable(what: str, error: Any) -> str:
 
 
 def _is_by_program(path: str) -> bool:
-    """Return whether the program has asked for this checkpoint, and not procsv."""
+    """Return whether the program asked for this checkpoint, rather than procsv."""
     manifest = manifest_at(Path(path + MANIFEST_SUFFIX))
     return manifest is None or manifest.reason == "manual"
 
 
 class CheckpointManager(tf.train.CheckpointManager):
-    """`tf.train.CheckpointManager` for a training that survives its process.
+    """A `tf.train.CheckpointManager` whose training survives a crash of its process.
+
+    Between two saves, procsv keeps snapshots of the state in shared memory. After a crash the
+    program runs again from its first line, and `restore_or_initialize` restores the newest state.
 
     Example:
         checkpoint = tf.train.Checkpoint(step=step, model=model, optimizer=optimizer)
@@ -105,9 +108,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         Args:
             directory: The directory of the checkpoints. None uses the run's logdir, under
                 `procsv launch`.
-            step_counter: The variable that counts steps. Without one, the calls of `step` count.
-            snapshot_secs: Seconds between snapshots in memory. "auto" takes them as often as they
-                cost one percent of the time, and None takes none between saves. By default,
+            step_counter: The variable that counts steps. Without one, procsv counts the calls of
+                `step`.
+            snapshot_secs: Seconds between snapshots in memory. "auto": as many as one percent of
+                the time allows. None or 0: none between two saves. By default,
                 `procsv launch --snapshot-secs` decides.
         """
         if not tf.executing_eagerly():
@@ -133,12 +137,12 @@ class CheckpointManager(tf.train.CheckpointManager):
             checkpoint_interval,
             init_fn,
         )
-        self._last_checkpoint_step = last_checkpoint_step  # older versions do not take this argument
+        self._last_checkpoint_step = last_checkpoint_step  # older versions of TensorFlow do not take this argument
         self._counter = step_counter
         self._saving: int | None = None  # the number of the checkpoint that the program is saving
         self._boundary: Boundary | None = None
-        self._is_closed = False  # the list of checkpoints stays as it was then
-        self._has_looked = False  # the program has looked for a checkpoint, before the training
+        self._is_closed = False  # after `close`, the list of checkpoints stays as it is
+        self._has_looked = False  # before the training, the program has looked for a checkpoint
         self._thread = 0
         self._highest = 0  # the highest number that the program has given to one of its checkpoints
         plan = CheckpointPlan(
@@ -172,15 +176,16 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _restores(self, is_new: bool) -> bool | None:
         """Return whether the program restores by itself; None if that is unknown.
 
-        For a new training, return whether it has looked for a state; None if it has not.
+        If `is_new`, there is no state to restore. Then return True if the program has looked for
+        one, otherwise None.
         """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
-        """Return the number for a checkpoint of this moment.
+        """Return the number of a checkpoint that is captured now.
 
-        Outside of the program's saves, it is the number of its next save. If the program numbers its
-        checkpoints itself, it is one that replaces none of them.
+        Between the program's saves, it is the number of its next save. If the program numbers its
+        checkpoints itself, it is higher than all of these numbers.
         """
         if self._saving is not None:
             return self._saving
@@ -190,9 +195,10 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore_or_initialize(self) -> Any:
         """Restore the newest state, from memory or disk, and start the training.
 
-        Without a state, call `init_fn`.
+        If there is no state yet, call `init_fn` and return None.
 
-        Return the path that the restored checkpoint has on disk; None if there is no state yet.
+        Return the path of the restored checkpoint. For a state from memory, it is the path that
+        this state gets on disk.
         """
         if self._boundary is not None:
             self._wait_saved()
@@ -210,7 +216,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return checkpoint_prefix(self._controller.plan, self._next_number())
 
     def step(self) -> None:
-        """Note that a step has ended and the state is whole. Take a snapshot if one is due.
+        """Report that a step has ended and the state is whole. Take a snapshot if one is due.
 
         A call without a snapshot costs about a microsecond.
         """
@@ -222,9 +228,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         boundary.end_step()
 
     def should_stop(self) -> bool:
-        """Return whether the run was asked to save and end.
+        """Return whether the run was asked to end, as by `procsv stop` or a preemption notice.
 
-        The next `step` saves its state, and the loop should end.
+        The program should then leave its loop. The next `step` or `close` saves the state.
         """
         return self._controller.runtime.stops.reason is not None
 
@@ -244,9 +250,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self._boundary
 
     def _step_of_last_save(self) -> int:
-        """Return the step of the program's last save before the restored state.
+        """Return the step of the program's last save, which the restored state contains.
 
-        A snapshot may be later. If the save is not on disk, it is the restored state itself.
+        The restored state may be a later snapshot. If that save is not on disk, the restored state
+        is the save itself.
         """
         number = max(private.count_of(self.checkpoint.save_counter), self._highest)
         manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
@@ -258,19 +265,26 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._boundary, self._is_closed = None, True
 
     def close(self) -> None:
-        """Save the last state, unless it is saved, and end the training. Exiting does so, too."""
+        """Save the last state, unless it is saved already, and end the training.
+
+        The end of a `with` block and the end of the program do this, too.
+        """
         self._controller.save_last_state()
         self._forget_steps()
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
-        self._controller.on_given_way = None  # the block ends the training
+        self._controller.on_given_way = None  # only the end of the block ends the training
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the manager. After an error, possibly within a step, the newest snapshot counts."""
+        """Close the manager.
+
+        After an error, which may have come in mid-step, keep the newest snapshot instead of the
+        present state.
+        """
         runtime = self._controller.runtime
         runtime.record_failure(error)
         self.close()
@@ -281,9 +295,10 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> Any:
         """Capture the state, and return the path of the checkpoint that the service makes from it.
 
-        The call returns at once.
+        The call returns at once, before the files are written.
 
-        Return None if the interval is not over, or if nothing could be captured. The log says why.
+        Return None if `checkpoint_interval` is not over, or if nothing could be captured. In the
+        second case the log says why.
 
         Args:
             wait: Return only when the checkpoint is on disk and verified.
@@ -336,8 +351,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def latest_checkpoint(self) -> Any:
         """The newest checkpoint on disk, or None.
 
-        Waits for a save that is under way. At the start, waits for the state that a crash left in
-        memory.
+        Waits for a save that is under way. Before the training starts, waits until a state that a
+        crash left in memory is on disk.
         """
         self._wait_saved()
         return self._latest_checkpoint
@@ -353,7 +368,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._controller.wait_asked()
             return
         if self._is_closed:
-            return  # looking again would enter the run again
+            return  # another look would enter the run again
         found, self._has_looked = self._controller.find_newest(), True
         if found.source == "checkpoint":
             self._list((*(path for path in found.listed if path != found.path), found.path))

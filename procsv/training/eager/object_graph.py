@@ -1,7 +1,7 @@
 """List the entries of the checkpoint that tf.train.Checkpoint would write, and where their values
 come from.
 
-An EagerState builds the object graph once, and again after something was attached to one of the
+An EagerState builds an ObjectGraph once, and again whenever something was attached to one of the
 objects. That takes milliseconds and reads no variable. Keys and order are TensorFlow's own, so the
 files are equal, byte for byte.
 """
@@ -42,14 +42,14 @@ class Tracked(msgspec.Struct, frozen=True):
 
 
 class PerReplica(msgspec.Struct, frozen=True):
-    """A variable of a strategy with a value on each replica. The checkpoint has one value."""
+    """A strategy's variable with a value on each replica. TensorFlow's checkpoint has one value."""
 
     key: str
     dtype: str
     first: int  # number of the first replica in `variables`
     variables: tuple[Any, ...]  # one for each replica
     numbers: range  # of their values, after all tracked values
-    like: int | None  # number of the value that they equal unless they differ; None if no value stands for them
+    like: int | None  # number of the saved value, the first replica's; None if TensorFlow saves a combination
 
     @property
     def replicas(self) -> list[int]:
@@ -92,14 +92,14 @@ class ObjectGraph:
         self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
 
     def _list_per_replica(self) -> Iterator[PerReplica]:
-        """List the variables whose replicas are all in this task. It cannot read other tasks."""
+        """List the variables whose replicas are all in this task, which cannot read other tasks."""
         at = len(self.tracked) + 1  # after the object graph
         for number, item in enumerate(self.tracked):
             saved = _saved(item.owner)
             if item.slice or private.is_of_many_tasks(saved):
                 continue
             components = private.components_of(saved)
-            # The saved value is the first replica's, or else a combination of all replicas.
+            # TensorFlow saves the first replica's value, so the others are listed, or a combination: then all are.
             first = 0 if item.variable is None else 1
             if len(components) > 1:
                 variables = tuple(components[first:])
@@ -115,7 +115,7 @@ class ObjectGraph:
                 at = numbers.stop
 
     def is_current(self) -> bool:
-        """Return whether nothing was attached or removed since."""
+        """Return whether nothing was attached to the objects, or removed, since this was made."""
         for node, before in self._nodes:
             now = private.children_of(node)
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
@@ -142,8 +142,8 @@ class ObjectGraph:
             is_own = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
                 array = value if isinstance(value, np.ndarray) else array_of(value)
-                # Objects hold bytes, which nobody changes. Other arrays may be memory that their owner changes at the
-                # next step.
+                # An array of Python objects holds bytes, which cannot change. Any other array may be the owner's own
+                # memory, which changes at the next step.
                 values[number] = array if is_own or array.dtype == object else np.array(array)
         return values
 
@@ -152,7 +152,7 @@ class ObjectGraph:
 
 
 def _saved(owner: Any) -> Any:
-    """Return the object that is saved. TensorFlow's older way of saving uses a stand-in."""
+    """Return the object that is saved: `owner`, or the one that TensorFlow wraps in it."""
     return getattr(owner, "obj", owner)
 
 
@@ -166,15 +166,16 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
-    """Return a function that reads the current values of `items`, which are all of one owner's.
+    """Return a function that reads the current values of `items`, all the entries of one owner.
 
-    Raise CannotCapture if there is none.
+    Raise CannotCapture if there is no such function.
     """
     owner = items[0].owner
     if hasattr(owner, "capture_late"):  # one of ours: its bytes are made off the training thread
         return lambda: [owner.capture_late()]
     serialize = getattr(owner, "_serialize_to_tensors", None)
-    # A stand-in for an object that TensorFlow saves in its older way, fixed when it was made.
+    # TensorFlow's wrapper for an object that is saved in the older way. Unless its specs hold functions, their values
+    # are as old as the wrapper.
     if hasattr(owner, "saveables"):
         if private.has_serializer(owner.obj):
             serialize = owner.obj._serialize_to_tensors
@@ -229,7 +230,10 @@ def array_of(tensor: Any) -> Any:
 
 
 def view_of(tensor: Any) -> Any:
-    """Return a view of a tensor's memory, as a type that Python's buffers know, unlike bfloat16."""
+    """Return a view of a tensor's memory.
+
+    If Python's buffers do not know the type, as with bfloat16, it is an unsigned integer instead.
+    """
     array = np.asarray(private.view_tensor(tensor))
     if tensor.dtype == tf.string:
         return array.astype(object)

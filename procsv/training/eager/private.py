@@ -1,8 +1,8 @@
 """Look up the private names of TensorFlow that this package relies on.
 
-Names are looked up once, at import, and nowhere else. A missing name is None, and the function that
-needs it says what its caller does without it. Nothing here starts TensorFlow's eager runtime,
-because a program may still configure its devices.
+Names are looked up once, at import, and nowhere else. A missing name is None here, and the function
+that needs it handles that. Nothing here starts TensorFlow's eager runtime, because a program may
+still configure its devices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is n
 def saved_by(checkpoint: Any) -> Any:
     """Return the tf.train.Checkpoint that `checkpoint` saves with.
 
-    `checkpoint` may be a helper that has it write later, on a thread of its own.
+    `checkpoint` may be TensorFlow's helper for asynchronous checkpoints, which wraps one.
     """
     if async_checkpoint is not None and isinstance(checkpoint, async_checkpoint):
         return checkpoint.checkpointer()
@@ -57,7 +57,7 @@ def saved_by(checkpoint: Any) -> Any:
 def view_graph(checkpoint: Any) -> Any:
     """Return the ObjectGraphView that a tf.train.Checkpoint saves with.
 
-    None means that it is unknown, and that the Checkpoint has to save itself.
+    None means that procsv does not find it, so the Checkpoint has to write itself.
     """
     if None in (serialize_graph_view, has_serializer, extract_local_name, resource_variable):
         return None
@@ -69,7 +69,7 @@ def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
     """Return an iterator in `checkpoint` that TensorFlow cannot save; None if there is none.
 
     The result has the iterator's path in the checkpoint and TensorFlow's error. An iterator over a
-    Python generator is an example. Nothing that is saved changes.
+    Python generator is an example. The call changes nothing in the checkpoint.
     """
     view = view_graph(checkpoint)
     nodes, paths = view.breadth_first_traversal() if view is not None else ((), {})
@@ -152,9 +152,9 @@ def count_of(counter: Any) -> int:
 
 
 def exports_copies(owner: Any) -> bool:
-    """Return whether what a trackable gives to be saved no longer changes.
+    """Return whether what a trackable returns to be saved is a copy, which does not change.
 
-    A DenseHashTable's export is its live memory.
+    A DenseHashTable, for example, returns its live memory.
     """
     return hash_table is not None and isinstance(getattr(owner, "obj", owner), hash_table)
 
@@ -180,7 +180,8 @@ def is_of_many_tasks(owner: Any) -> bool:
 def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
     """Return whether a strategy's variable may differ between tasks: nothing combines its values.
 
-    Weights and optimizer variables are updated alike. `in_optimizers` has the ids of the latter.
+    Weights and optimizer variables are updated alike in all tasks. `in_optimizers` has the ids of
+    the optimizer variables.
     """
     if not is_mirrored(owner):
         return True
@@ -204,13 +205,14 @@ def view_tensor(tensor: Any) -> Any:
 
 
 def children_of(node: Any) -> list[Any]:
-    """Return the objects attached to a trackable. They stay the same until that changes.
+    """Return the objects attached to a trackable: the same ones until something is attached.
 
-    The slots of an older optimizer are saved with it, and not attached to it.
+    The slots of an optimizer of the older kind are saved with it but not attached to it. They are
+    included.
     """
     references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
     children = [] if references is None else list(references)
-    if hasattr(type(node), "get_slot_names"):  # asked of a replicated variable itself, it would read the replicas
+    if hasattr(type(node), "get_slot_names"):  # of the type: hasattr on a replicated variable would read the replicas
         for kept in (getattr(node, "_slots", {}), getattr(node, "_non_slot_dict", {})):
             for value in kept.values():
                 children.extend(value.values() if isinstance(value, dict) else [value])

@@ -1,11 +1,11 @@
 """Save and restore what each replica of a strategy holds by itself.
 
-Under MirroredStrategy, a variable has one variable on each replica. A checkpoint of TensorFlow has
-one value of it, the first replica's or a combination of all, and TensorFlow restores that into all
-replicas. But metrics, normalization statistics and gradients that a loop accumulates may differ,
-and a training can only continue with the same bits if every replica gets its own value. So a
-snapshot also has the replicas' values, wherever they differ. Their keys belong to no object of the
-checkpoint, so TensorFlow reads past them and restores what it would have restored without them.
+Under MirroredStrategy, a variable consists of one variable on each replica. TensorFlow's checkpoint
+has one value for it, the first replica's or a combination of all, and TensorFlow restores that into
+all replicas. But metrics, normalization statistics and gradients that a loop accumulates may
+differ, and training continues with the same bits only if every replica gets its own value back. So
+a snapshot also has the replicas' values, wherever they differ. Their keys belong to no object of
+the checkpoint, so TensorFlow ignores them and restores what it would have restored without them.
 
 An EagerState uses this. For each snapshot it compares the replicas byte by byte, off the training
 thread, because no rule about a variable's kind would be certain.
@@ -34,7 +34,7 @@ from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpe
 PREFIX = "procsv/replicas/"  # then comes the replica's number and the variable's own key
 CHUNK_BYTES = 1 << 26  # how much is compared at a time
 
-# The path of the file that each Checkpoint read last.
+# For each Checkpoint: the path from which the replicas' values were restored last.
 _put_back: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -46,9 +46,10 @@ def is_of_replica(key: str) -> bool:
 def add_differing(
     groups: Sequence[PerReplica], captured: Captured, make_arrays: Callable[[list[Any]], list[Any]]
 ) -> None:
-    """Have the snapshot also hold the values of `groups` that differ.
+    """Add to a snapshot the replicas' values of those `groups` whose values differ.
 
-    `captured` has their values after all others.
+    They are compared later, off the training thread. `captured` has the values of all `groups`
+    after its other values.
     """
     spec = captured.spec
     assert spec is not None, "an EagerState gives one with each capture"
@@ -85,7 +86,7 @@ def _key_of(group: PerReplica, place: int) -> str:
 
 
 def _differ(group: PerReplica, values: Sequence[Any]) -> bool:
-    """Return whether the saved value does not stand for all values of `group`."""
+    """Return whether the value that TensorFlow saves is not the value of every replica."""
     return group.like is None or not all(are_equal(values[group.like], values[number]) for number in group.numbers)
 
 
@@ -97,7 +98,7 @@ def are_equal(one: Any, other: Any) -> bool:
         return bool(np.array_equal(array_of(one), array_of(other)))
     if "CPU" in one.device and "CPU" in other.device:
         return _are_alike(*(np.ascontiguousarray(view_of(each)).reshape(-1).view(np.uint8) for each in (one, other)))
-    with tf.device(one.device):  # values of another device come over in pieces, and none go to the host
+    with tf.device(one.device):  # the other device's value is copied here in pieces, and nothing to the host
         return _are_alike(_bytes_of(one), _bytes_of(other))
 
 
@@ -116,13 +117,13 @@ def _bytes_of(tensor: Any) -> Any:
 
 
 def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], values: Sequence[Any], path: Path) -> str:
-    """Have `write` make a checkpoint at `path`, and add the values of `groups` that differ.
+    """Have `write` make a checkpoint at `path`, and add the replicas' values where they differ.
 
     Return the path. `values` has the values of all variables, by number.
     """
     kept = [group for group in groups if _differ(group, values)]
     if not kept:
-        # Killed in here: this leaves a directory without an index, which nothing takes for a checkpoint.
+        # A kill in here leaves a directory without an index, which nothing takes for a checkpoint.
         return str(write(str(path)))
     parts = path.parent / "parts"
     own, besides = str(write(str(parts / "own"))), str(parts / "replicas")
@@ -138,10 +139,10 @@ def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], value
 
 # -- restoring -------------------------------------------------------------------------------------------------
 def put_back_replicas(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
-    """Give each replica its own saved value, if all replicas have one.
+    """Give each replica its own saved value, if all replicas have one, and report the others.
 
-    `read` returns the value of one of `keys`. Reports what cannot be restored. `is_all`: the
-    program continues from all that was saved, not from a part.
+    `read` returns the value of one of `keys`. `is_all`: the program restores all that was saved, so
+    report saved variables that it does not have, too.
     """
     saved: dict[str, dict[int, str]] = {}
     for key in keys:
@@ -181,7 +182,7 @@ def _name(keys: Sequence[str]) -> str:
 
 
 def warn_of_tasks(graph: ObjectGraph) -> None:
-    """Report variables that differ between tasks, and are only saved by the chief."""
+    """Report variables that may differ between tasks, because only the chief's value is saved."""
     if graph.apart:
         say_once(
             f"{_name(graph.apart)} may differ between the tasks, and a checkpoint has only the chief's value. After a "
@@ -201,7 +202,7 @@ def warn_of_one_value(checkpoint: Any, why: str) -> None:
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Assign a value to a resource variable, past its strategy."""
+    """Assign a value to a resource variable directly, without its strategy."""
     with tf.device(variable.handle.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 

@@ -35,8 +35,9 @@ from procsv.training.snapshots.source import CannotRestore, Captured, StateSourc
 
 
 # -- from a slot, without copying what a variable holds ----------------------------------------------------------
-# DLPack gives a variable the slot's own memory, which the variable leaves at its first update. Saved values of objects
-# that are made later, such as an optimizer's slots, can only wait in TensorFlow. Then the checkpoint is read instead.
+# Through DLPack, a variable shares the slot's memory until its first update. A slot with values of objects that the
+# program has not made yet, such as an optimizer's slots, cannot be used: only TensorFlow can keep values until their
+# objects are made, and it keeps them in the files. So the same state is then read from its checkpoint on disk.
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
     """Restore all of `graph`.
 
@@ -57,9 +58,10 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
 
 
 def restore_own(path: str, graph: ObjectGraph) -> None:
-    """Give each replica the value that was saved for one of them.
+    """Give all replicas of this task the saved value of each variable in `graph.own`.
 
-    TensorFlow took that value for a combination over all tasks, and divided it among the replicas.
+    TensorFlow's restore takes this value for a combination over all tasks, and divides it among the
+    replicas. So this must run after TensorFlow's restore.
     """
     saved = tf.train.load_checkpoint(path) if graph.own else None
     for item in graph.own:
@@ -123,21 +125,21 @@ def _packed(entry: TensorEntry, reader: SlotReader) -> list[bytes]:
 class Reader:
     """Reads the variables of one object graph, as views of TensorFlow's own buffers.
 
-    Reads on the training thread only. Reading a resource variable shares its buffer, and an update
-    leaves alone a buffer that something else holds. So a capture costs one call for a hundred
-    variables, whatever their size. A variable that was updated in parts, such as an embedding, may
-    copy when it is read. The Reader turns that off as soon as it sees it.
+    Use it on the training thread only. A read shares the buffer of a resource variable, and an
+    update leaves a buffer alone while something else holds it. So a capture costs one call for a
+    hundred variables, whatever their size. After an update of single rows, as in an embedding,
+    every read of the variable may copy it. The Reader turns that off once it has noticed it.
     """
 
     def __init__(self, graph: ObjectGraph) -> None:
         self._graph = graph
         of_replicas = [pair for one in graph.per_replica for pair in zip(one.numbers, one.variables, strict=True)]
-        self.variables = [*graph.variables, *of_replicas]  # with the numbers of their values
+        self.variables = [*graph.variables, *of_replicas]  # pairs of a value's number and its variable
         self._count = len(graph.tracked) + 1 + len(of_replicas)
         by_device: dict[str, list[tuple[int, Any]]] = {}
         for number, variable in self.variables:
             by_device.setdefault(variable.handle.device, []).append((number, variable))
-        # Each call reads these numbers, handles and dtypes.
+        # For each call: numbers, handles and dtypes of the variables that it reads.
         self._calls = [
             ([n for n, _ in part], [v.handle for _, v in part], [v.dtype.base_dtype for _, v in part])
             for pairs in by_device.values()
@@ -149,8 +151,8 @@ class Reader:
     def read_values(self) -> list[Any]:
         """Return all values by number.
 
-        Variables are tensors, and other objects are arrays. The object graph and the replicas'
-        tensors come last.
+        Values of variables are tensors, and values of other objects are arrays. After them come the
+        object graph and the replicas' tensors.
         """
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
@@ -172,7 +174,7 @@ class Reader:
         return values
 
     def _find_copying(self, values: list[Any]) -> None:
-        """Find the variables that lie elsewhere when they are read once more."""
+        """Find the variables that every read copies: a second read returns another address."""
         again = self.read_variables()
         for number, variable in self.variables:
             if number not in self._copying and _address(values[number]) != _address(again[number]):
@@ -180,12 +182,12 @@ class Reader:
 
 
 def make_arrays(values: list[Any]) -> list[Any]:
-    """Make arrays of what was read, on any thread. A tensor that is held does not change."""
+    """Turn what was read into arrays. Any thread may do this: a tensor that is held is constant."""
     return [array_of(value) if isinstance(value, tf.Tensor) else value for value in values]
 
 
 def _address(tensor: Any) -> int:
-    """Return a tensor's address; 0 where it tells nothing: strings, variants, other devices."""
+    """Return a tensor's address; 0 if it says nothing, as for strings and on other devices."""
     if tensor.dtype in (tf.string, tf.variant) or "CPU" not in tensor.device:
         return 0
     return int(view_of(tensor).__array_interface__["data"][0])
@@ -207,7 +209,7 @@ class EagerState(StateSource):
     ) -> None:
         """Make the source of state.
 
-        `number` returns the number in the name of a checkpoint that is captured now. `read_step`
+        `number` returns the number that a checkpoint captured now has in its name. `read_step`
         returns the step by the program's own counter. Without it, the steps that pass the boundary
         are counted.
         """

@@ -145,7 +145,7 @@ class Capture:
         )
 
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
-        """Capture. Copy the tensors that must be copied at once into the slot `memory`, if given."""
+        """Capture. Copy tensors that must be copied at once into the slot `memory`, if given."""
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
                 return self._run_with_servers(self._servers, session, memory)
