@@ -23,7 +23,7 @@ _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
 
 
 class UrlListing(Listing):
-    """The checkpoints of one plan at the time of its creation."""
+    """The checkpoints of one plan, as they were when this listing was made."""
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self.directory, basename = gfile.directory_of(plan.save_path), gfile.name_of(plan.save_path)
@@ -126,7 +126,7 @@ def verify_files(manifest: Manifest, directory: str) -> None:
 class _RemotePlace(UrlListing, CheckpointDirectory):
     """A checkpoint directory at a URL.
 
-    It does not check the structure of a checkpoint without a manifest, and takes the step from its name.
+    For a checkpoint without a manifest, it does not check the structure and takes the step from the name.
     """
 
     def __init__(self, directory: str) -> None:

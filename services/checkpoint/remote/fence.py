@@ -1,11 +1,11 @@
 """Keep two runs from writing to one checkpoint directory at a URL.
 
 url_files.py uses it.  A URL has no lock or lease, and TensorFlow's filesystem has no conditional
-writes.  So the run that began last owns the directory, and `procsv-writer.json` there names it.
-Every other run finds out: it checks the file before each object that it changes, and once more after
-it has replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list
-back, and the owner lists its own checkpoints again with its next save.  One loss remains: a
-checkpoint of the same step that is overwritten in the very call after a check cannot be restored.
+writes.  So the run that began last owns the directory, and `procsv-writer.json` there names that run.
+Every other run notices: it reads the file before it changes an object, and once more after it has
+replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list back,
+and the owner lists its own checkpoints again with its next save.  One loss remains: if, in the very
+call after such a check, it overwrites the owner's checkpoint of the same step, that one is damaged.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Writer(msgspec.Struct, frozen=True):
 
 class RemoteFence:
     def __init__(self, run: str, memory: StoredState) -> None:
-        """`memory`: records on this machine whether the run has ever owned the directory.
+        """`memory`: records on this machine that the run has taken the directory.
 
-        So a restarted service never takes the directory from a later owner.
+        With it, a restarted service does not take the directory back from a later owner.
         """
         self._run, self._memory = run, memory
         self.displaced: dict[str, str] = {}  # directory -> the run that owned it before

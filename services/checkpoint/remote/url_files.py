@@ -1,11 +1,11 @@
-"""Keep checkpoints in a directory at a URL, in an order of writes that a kill at any line cannot break.
+"""Keep checkpoints in a directory at a URL, ordering the writes so that a kill at any line does no damage.
 
 The store uses it.  The files are written and verified in a staging directory in the run's local home,
 then uploaded.  Remote places have neither atomic renames nor fsync.  So every upload is read back,
 the manifest follows, the `checkpoint` file comes last, and no whole checkpoint is overwritten.
 
-If a checkpoint's name is taken (a Saver without a global step), the new one is first uploaded whole
-to `procsv-staging/<sequence>/` beside the old one, and copied from there.
+If an older checkpoint has the same name (a Saver without a global step), the new one is first
+uploaded whole to `procsv-staging/<sequence>/` in the same directory, and copied from there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class UrlFiles:
         return UrlListing(plan)
 
     def _take_directory(self, plan: CheckpointPlan) -> None:
-        """Takes the directory; RemoteFenced if another run has begun there since."""
+        """Takes the directory once; raises RemoteFenced if another run has taken it since."""
         directory = gfile.directory_of(plan.save_path)
         self._fence.claim(directory)
         self._fence.check_fence(directory)
@@ -124,20 +124,20 @@ class UrlFiles:
             except BaseException:
                 _withdraw(path)
                 raise
-        # Killed here: complete and verifiable, but not the latest yet.
+        # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
         failpoint("checkpoint.before_state")
         outcome = self._retain(plan, catalog, ListedCheckpoint(path, manifest.time), manifest.step)
         # Keep a checkpoint that a trainer is restoring from until the next save.
         listed = tuple(p for p in outcome.delete if p == serving) + outcome.listed
         self._replace_list(plan, catalog, listed)
-        # Killed here: durable but not acknowledged, and too many old ones are kept.
+        # Killed here: the checkpoint is durable but not acknowledged, and too many old ones are kept.
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
         self._memory.note_next_keep(gfile.name_of(plan.save_path), outcome.next_keep)
         return listed
 
     def _retain(self, plan: CheckpointPlan, catalog: UrlListing, new: ListedCheckpoint, step: int) -> RetentionOutcome:
         base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
-        # A run that was fenced off may have replaced the list in its last call.
+        # A run that has lost the directory may have replaced our list in its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
 
         def is_external(path: str) -> bool:  # the list is only data and must not cause deletions elsewhere
@@ -173,7 +173,7 @@ class UrlFiles:
         gfile.make_dirs(directory)
         self._upload_files(staging, directory, manifest, gfile.directory_of(path))
         gfile.replace(gfile.join(directory, gfile.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
-        # Killed from here on: it is staged whole, and the next start copies it into place.
+        # Killed from here on: the checkpoint is staged whole, and the next start copies it into place.
 
     def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
         """Replaces the older checkpoint of that name.  Every line can run again after a kill."""
@@ -207,7 +207,7 @@ class UrlFiles:
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        return AdoptionResult(examined, own, None)  # the next save will see it
+        return AdoptionResult(examined, own, None)  # at a URL nothing is scanned or adopted
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
         """Does nothing: no checkpoint is adopted at a URL."""
@@ -236,7 +236,7 @@ class UrlFiles:
         for name in sorted((n for n in gfile.names_in(top) if n.isdecimal()), key=int):
             source = gfile.join(top, name)
             for found in [n for n in gfile.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
-                with contextlib.suppress(BadCheckpoint):  # an incomplete one is swept
+                with contextlib.suppress(BadCheckpoint):  # an incomplete upload is removed below
                     manifest = decode_manifest(gfile.read_file(gfile.join(source, found)))
                     verify_files(manifest, source)
                     path = gfile.join(directory, found.removesuffix(MANIFEST_SUFFIX))

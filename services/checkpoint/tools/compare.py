@@ -91,9 +91,9 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
 
 
 def _of_fit(different: list[Difference], places: FitPlaces) -> list[Difference]:
-    """Names the differences of two fits, and adds those in state that is not a variable.
+    """Gives the differing variables of two fits readable names, and adds differing state that is not a variable.
 
-    Sorts them by owner (model, optimizer, seeds, metrics, the rest), and keeps the fit's order within each.
+    Sorts: outside the tolerance first, then by owner (model, optimizer, seeds, metrics, the rest), then as in the fit.
     """
     different = sorted(different, key=lambda one: places.order(one.name))
     named = [(places.name(one.name), one) for one in different]
@@ -107,7 +107,7 @@ def _lone_difference(name: str) -> Difference:
 
 
 def _same_files(first: str, second: str) -> Comparison | None:
-    """Compares two checkpoints by their files; None unless the files are the same, so TensorFlow must read them."""
+    """Compares two checkpoints by their files; None if these differ, so that TensorFlow must read the tensors."""
     try:
         one, other = (check_structure(_newest(Path(directory))) for directory in (first, second))
         pairs = [(Path(f"{one.prefix}.index"), Path(f"{other.prefix}.index"))]
@@ -179,7 +179,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class FitPlaces:
-    """The state of two Keras fits that is not a variable, and the owner of each variable, from their checkpoints."""
+    """What the checkpoints of two Keras fits hold besides variables: other state, and the owner of each variable."""
 
     def __init__(self, first: bytes, second: bytes) -> None:
         self._first, self._second = decode(first), decode(second)
@@ -195,7 +195,7 @@ class FitPlaces:
         return self._order.get(key, len(self._order))
 
     def differences(self) -> list[Name]:
-        """Returns the parts that differ."""
+        """Returns the names of the parts of this state that differ."""
         found = dict.fromkeys(_compare(_parts(self._first), _parts(self._second)))
         return sorted(found, key=lambda name: (name.rank, name.name))
 
@@ -218,7 +218,7 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
 
 
 def _is_read(state: Any) -> bool:
-    """Whether procsv has read this state itself; otherwise the callback has supplied it."""
+    """Whether procsv has read this state from the callback itself; if not, the callback has supplied it."""
     return isinstance(state, dict) and "kept" in state
 
 

@@ -1,7 +1,7 @@
 """`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a directory as JSON.
 
-`procsv checkpoints` runs it.  It only reads, and moves, relists or removes nothing whatever it finds,
-so it may run beside a live run.  It compares sizes with the manifests; with `--verify` it reads every
+`procsv checkpoints` runs it.  It only reads: whatever it finds, it moves, relists and removes nothing,
+so it may be used during a run.  It compares sizes with the manifests; with `--verify` it reads every
 byte.
 """
 
