@@ -42,9 +42,10 @@ SavedKey = tuple[int, str, float]
 class Durable(Message, frozen=True):
     """Tells every peer that this state is on disk and verified, so it can be restored from now on.
 
-    `run`, `incarnation` and `sequence` name the snapshot; only the attempt that took it counts its
-    save as done (`is_of`).  `sequence` is 0 for a save of the program itself.  `all_paths` lists the
-    run's own checkpoints that are kept now, oldest first.  `time` distinguishes saves.
+    `run`, `incarnation` and `sequence` name the snapshot.  Only the attempt that took it counts this
+    as the end of its own save (`is_of`).  `sequence` is 0 if the program saved the state itself.
+    `all_paths` lists the run's own checkpoints that are kept now, oldest first.  `time` distinguishes
+    saves.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -140,11 +141,12 @@ class CheckpointPlan(Message, frozen=True):
 class RestoreFrom(Message, frozen=True):
     """Names the verified state to start from.
 
-    `source` memory: `path` is the slot file to map, which nobody writes again.  `offer` says how
-    another machine fetches it; there `path` is the fetched file.  `source` checkpoint: `path` is the
-    prefix.  `source` fresh: there is no state, so initialise.  If checkpoints exist and none is good,
-    `error` is not "", and the trainer must fail with that text instead of starting from step 0.
-    `sequence` is the highest known snapshot sequence; the trainer numbers its own from there.
+    `source` memory: `path` is the slot file to map, which nobody will write again.  If the task is on
+    another machine, `offer` says how to fetch the slot, and that machine puts the path of the fetched
+    file in `path`.  `source` checkpoint: `path` is the prefix.  `source` fresh: there is no state, so
+    initialise.  If checkpoints exist and none is good, `error` is not "", and the trainer must fail
+    with that text instead of starting from step 0.  `sequence` is the highest known sequence number of
+    a snapshot; the trainer continues from there.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -161,9 +163,9 @@ class RestoreFrom(Message, frozen=True):
 class Restore(Message, frozen=True):
     """Asks for the state to start from.
 
-    By then, any state that the last trainer left in memory is on disk or being written there.
     `durable_only`: answer with a checkpoint, because the trainer cannot restore from memory (it has
-    its own session manager, say).  `fetches`: the task is on another machine, so offer memory to it.
+    its own session manager, say).  `fetches`: the task is on another machine, so if the state is in
+    memory, offer it for fetching.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (RestoreFrom,))

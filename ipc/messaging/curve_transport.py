@@ -27,9 +27,9 @@ from procsv.ipc.messaging.endpoint import Address, ServerEndpoint
 from procsv.ipc.messaging.messages import Envelope
 from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
-DEAD_AFTER_MS = 10_000  # a peer that is silent for this long is disconnected, and connected again
+DEAD_AFTER_MS = 10_000  # a connection whose peer is silent for this long is closed, and the client connects again
 PING_MS = 2_000
-CONNECT_MS = 1_000  # then try again; the kernel alone would try a closed port ever more rarely
+CONNECT_MS = 1_000  # ends an attempt to connect; within one, the kernel would repeat its requests ever more rarely
 SALT = b"procsv: launches of one run, version 1"
 KEY_BYTES = 32
 FINGERPRINT_BYTES = 8
@@ -67,7 +67,7 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         UserError if the port is not available.
         """
         super().__init__(me, clock)
-        self._speaker = ""  # the sender of the last message, by its key
+        self._speaker = ""  # the member whose key the last message came with
         self._open_socket(context, zmq.ROUTER)
         try:
             self._door = Door(context, self.socket, port, keys.secret, members)
@@ -87,7 +87,10 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         return [frame.bytes for frame in frames]
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Drops a message in another member's name; only questions from a command line need no member's name."""
+        """Drops a message in another member's name.
+
+        A launch that does not know the run yet asks in the command line's name, with any member's key.
+        """
         if message.task != COMMAND_LINE and str(message.task) != self._speaker:
             return f"{self._speaker} speaks as {message.task}"
         return super()._why_dropped(message)
@@ -98,7 +101,7 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
 
 
 class TcpClient(Client):
-    """A DEALER connected to the coordinator at the first of its addresses that answers."""
+    """A DEALER connected to the coordinator."""
 
     def __init__(
         self,
@@ -125,8 +128,8 @@ def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> 
     client.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
     client.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     # A machine that is gone closes no connection: ZeroMQ's pings find that out, and the client connects again.
-    # Only the client pings, or each member would cost its coordinator twice as many packets.  Its pings also set how
-    # long a silence the server tolerates.
+    # Only the client pings; if the server did, too, each member would cost it twice as many packets.  The client's
+    # pings carry the silence after which the server closes the connection (HEARTBEAT_TTL).
     client.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
     client.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
     client.setsockopt(zmq.HEARTBEAT_TTL, DEAD_AFTER_MS)
@@ -147,7 +150,11 @@ def told_state_port() -> int:
 
 
 class RunKeys(msgspec.Struct, frozen=True):
-    """The keys that all launches in one start of a job derive from their secret, so they need not exchange any."""
+    """The keys of a run.
+
+    If the launches have a secret, all in one start of a job derive the same keys from it, so they need
+    not exchange any.
+    """
 
     coordinator: KeyPair
     members: str  # a secret from which each member's key pair is derived
@@ -166,7 +173,7 @@ class RunKeys(msgspec.Struct, frozen=True):
 
 
 def member_keys(members: str, number: int) -> KeyPair:
-    """Derives the keys of the launch with that number from the scheduler, whichever task it has by now.
+    """Derives the key pair of the launch with rank `number`, whichever task it has by now.
 
     `members`: as in RunKeys.
     """
@@ -176,9 +183,8 @@ def member_keys(members: str, number: int) -> KeyPair:
 def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
     """Derives the keys of a run by HKDF with SHA-256 (RFC 5869).
 
-    `scheduler`: the identity of this start of the job, which all its launches know.  Each key has its
-    own label, and each start of a job has its own keys.  Any 32 bytes are a valid X25519 key, because
-    the curve's functions clamp their input.
+    `scheduler`: the identity of this start of the job, which all its launches know; it gives each start
+    its own keys.  Any 32 bytes are a valid X25519 key, because the curve's functions clamp their input.
     """
     key = hmac.digest(SALT, secret, hashlib.sha256)
     return RunKeys(
@@ -203,7 +209,7 @@ def _pair(secret: bytes) -> KeyPair:
 
 
 # -- the name by which other machines find this one --------------------------------------------------------------------
-# No machine has this address (RFC 5737), and nothing is sent to it; it serves only to look up the route.
+# No machine has this address (RFC 5737), and nothing is sent to it; connecting a socket to it only looks up the route.
 DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
 
 

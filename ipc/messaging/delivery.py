@@ -15,7 +15,7 @@ from procsv.ipc.messaging.message import Message
 
 RESEND_S = 1.0  # an unacknowledged message is sent again after this long
 UNACKED_MAX = 10_000  # most messages kept for one peer, which may be stopped for days; the oldest are dropped
-NUMBER_BITS = 40  # size of the sequence numbers of one incarnation
+NUMBER_BITS = 40  # the low bits of a sequence number; the incarnation is in the bits above
 RESENT_MAX = 100  # most messages sent again at once, oldest first; the rest wait until these are acknowledged
 
 
@@ -110,8 +110,8 @@ class Inbox:
 
     def _begin(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        # [first, last] of each unbroken range of sequence numbers, in ascending order.  It need not begin at 1: a peer
-        # that has sent messages to our predecessor for a week goes on counting.
+        # [first, last] of each unbroken range of sequence numbers, in ascending order.  The first range need not begin
+        # at 1: a peer that sent messages to our predecessor continues its numbers.
         self.seen: list[list[int]] = []
         self.unsettled: set[int] = set()  # received but not in effect yet: neither acknowledged nor answered
 
@@ -123,7 +123,7 @@ class Inbox:
             self._begin(incarnation)
         if seq == 0:
             return True
-        # `at`: just after the range that may contain it.
+        # Only the range before index `at` can contain `seq`.
         at = bisect.bisect_right(self.seen, seq, key=lambda span: span[0])
         if at and seq <= self.seen[at - 1][1]:
             return False

@@ -36,7 +36,7 @@ LOOK_MS = 20  # how often to check whether there is room again
 BACKLOG = 64  # connections that the kernel queues for us; it accepts these even while the door is shut
 NO_FREE_PORT = 20  # tries to find a port that is free at each of several addresses
 
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # from Linux
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # Linux's numbers, which Python's socket module does not have
 NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)  # a kernel filter program: return 0
 
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -53,7 +53,7 @@ class Door:
         UserError if the port is not available.
         """
         self._known = {z85.decode(key): name.encode() for key, name in known.items()}
-        self.strangers = 0  # connections that have ended, or were closed, without a key of the run
+        self.strangers = 0  # how many connections have ended, or were closed, without a key of the run
         self._fresh = dict[int, None]()  # descriptors of connections that have shown no key yet, the newest last
         self._is_shut = False
         self._server = server

@@ -1,8 +1,8 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-The sender numbers its reliable messages on each connection (`seq`; any other message has 0).  `re`
-is the number of the message that this one answers or acknowledges.  A *reliable* message stays in
-its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
+The sender numbers its *reliable* messages on each connection (`seq`; any other message has 0).  A
+message that answers or acknowledges another names that one's number (`re`).  A reliable message stays
+in its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
 acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends never block.
 
 zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
@@ -26,7 +26,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode, encode
 
 DROPPED_REASONS_MAX = 50  # reasons that are counted separately; any more are counted together
-REPEATED = "seen before"  # the only reason that is normal
+REPEATED = "seen before"  # the only reason that is no sign of a fault
 DEAD_MAX = 1000  # remembered connections of dead processes
 PARTED_MAX = 100  # lost connections whose other end may be alive and come back
 GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cannot starve the caller
@@ -59,7 +59,7 @@ class Received(msgspec.Struct, frozen=True):
     seq: int
     re: int
     body: Body
-    answers: Message | None  # our reliable message that `re` names, if it was still open
+    answers: Message | None  # our reliable message with the number `re`, if it was not answered before
 
 
 class Put(Enum):
@@ -149,8 +149,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # This acknowledges our answer to `question`.  Only now may repeats of `question` be acknowledged: had
-            # that happened earlier, the asker would have stopped asking even if our answer was lost.
+            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of `question`: if
+            # we did so earlier and our answer was lost, the asker would stop asking without an answer.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -164,7 +164,10 @@ class Endpoint(ABC):
         )
 
     def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
-        """Returns how a message breaks its contract; "" if it does not.  `question`: our open message that it answers."""
+        """Returns how a message breaks its contract; "" if it does not.
+
+        `question`: our unanswered message that it answers; None if it answers none.
+        """
         body = message.body
         name, contract, is_answer = type(body).__name__, body.contract, not isinstance(body, Ack)
         if not contract.may_be_sent_by(message.task):
@@ -190,7 +193,7 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
-        # Lost, and their task has a newer connection; they are sent nothing until they return.
+        # Lost connections of tasks that have a newer one.  Nothing is sent on them unless the peer returns.
         self._parted: dict[bytes, Peer] = {}
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
         self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
@@ -248,7 +251,7 @@ class ServerEndpoint(Endpoint):
         return count
 
     def withdraw(self, body: Message) -> None:
-        """Stops sending `body`, compared by identity, to anybody."""
+        """Stops resending `body` (this very object) to all peers; it may have arrived already."""
         for peer in self.peers.values():
             peer.outbox.withdraw(body)
 
@@ -291,7 +294,7 @@ class ServerEndpoint(Endpoint):
         """Sets aside lost connections whose task has sent a message on a later one.
 
         They are not forgotten: if two launches ask for the same task, the first may reconnect, and
-        its queues then continue where they stopped.  Only commands never come back.
+        its queues then continue where they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -304,7 +307,7 @@ class ServerEndpoint(Endpoint):
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the dead peers of `task`, together with the messages that they have not acknowledged."""
+        """Drops the peers of `task` up to that incarnation, which are dead, with their unacknowledged messages."""
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
@@ -379,8 +382,8 @@ class ClientEndpoint(Endpoint):
         """Sends due messages again.
 
         After a new connection it sends nothing and returns True, because the caller must first send
-        Hello and its plans.  It then calls again at once (if messages wait, `wants_tick` keeps the
-        loop from sleeping), and that call resends what was not acknowledged before.
+        Hello and its plans.  The caller then calls again at once, and that call resends what was not
+        acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in between.
         """
         made = self._new_connections()
         if made:

@@ -63,13 +63,14 @@ class FdChannel(Generic[Message]):
             raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(files)} files")
         frame = HEADER.pack(len(data), len(files)) + data
         sent = socket.send_fds(self._socket, [frame], files)
-        if sent < len(frame):  # otherwise the other side may have read it all and closed its end, which is no error
+        # If nothing is left, do not call sendall: it fails if the other side has read everything and closed its end.
+        if sent < len(frame):
             self._socket.sendall(frame[sent:])
 
     def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
         """Returns the next message and its files, which children do not inherit; None if none has arrived.
 
-        EOFError if nothing more will come, or it is not a message.  OSError if this process has no
+        EOFError if nothing more will come, or the data is not a message.  OSError if this process has no
         descriptors left.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)

@@ -1,7 +1,7 @@
 """Define the messages with open files that fd_channel.py carries.
 
-They are plain data, between a watchdog and its standby, and between a program and the watchdog that
-it has started itself.
+They are plain data.  They pass between a watchdog and its standby, and between a program and the
+watchdog that it has started itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from procsv.base.identity import TaskId
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also answers ImportMore.
 
-    `no_fork`: why it cannot be forked, so that it must become the trainer itself, once; "" if it can.
+    `no_fork`: why the standby cannot be forked, so that it must itself become the trainer; "" if it can.
     """
 
     modules: int
@@ -42,15 +42,18 @@ class ImportMore(msgspec.Struct, frozen=True, tag=True):
 class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: the trainer has taken over log and locks, and is process `pid`.
 
-    That process is a fork, by now a child of the watchdog, and the standby waits again.  0: it is the
-    standby itself.
+    That process is a fork, by now a child of the watchdog, and the standby waits for its next use.
+    `pid` 0: the standby itself has become the trainer.
     """
 
     pid: int = 0
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: a trainer would import other modules now than the standby has.  Nothing has changed."""
+    """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.  Answers BecomeTrainer.
+
+    `why`: a file that it imported has changed since, or its working directory was deleted.
+    """
 
     why: str
 

@@ -37,26 +37,27 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     resume: bool = False  # run the program of a complete run again
     drop_in: bool = False  # replace TensorFlow's classes in the program by procsv's
     snapshot_s: float | Literal["auto"] = "auto"  # interval between snapshots; 0.0: none
-    # warm: the standby has imported TensorFlow; hot: it has also run the program's start.
+    # warm: the standby has imported what the program imports; hot: it has also run the program up to its session.
     standby: Literal["warm", "hot", "off"] = "off"
     malloc: Literal["keep", "system"] = "keep"  # keep: the memory of a step is kept for the next one
-    grace_s: float = 25.0  # for a whole stop
+    grace_s: float = 25.0  # from a stop signal until everything has ended
 
     max_failures: int = 5  # give the run up after this many failures in a row without a newly durable step
     backoff: Range = Range(1.0, 60.0)  # from a failure to the restart
-    early_failures: int = 2  # give up after this many exceptions or exit codes before the first step ever
-    same_failures: int = 3  # give up as deterministic after this many failures by one exception at one step
-    repeated_failures: int = 5  # give up after this many of one kind in a row, each with less than min_kept_s; 0: never
+    early_failures: int = 2  # give up after this many exceptions or exit codes before the first step of this launch
+    same_failures: int = 3  # give up as deterministic after this many failures by the same exception at the same step
+    # Give up after this many failures of one kind in a row, by attempts that each kept less than min_kept_s; 0: never.
+    repeated_failures: int = 5
     min_kept_s: float = 60.0  # how much kept training makes an attempt useful
     min_goodput: float = 0.05  # give up if the last goodput_attempts attempts are below this; 0.0: never
     goodput_attempts: int = 10
-    suspect_crashes: int = 2  # resume an older state after this many crashes of attempts that resumed one state
+    suspect_crashes: int = 2  # resume an older state after this many crashes of attempts that resumed the same state
     disk_wait_s: float = 3600.0  # how long to wait for room on a full disk before the run fails
     service_failures: int = 5  # fail the run after this many failures of one service within service_period_s
     service_period_s: float = 300.0
 
     hang_timeout_s: float | Literal["auto", "off"] = "auto"  # for a step; auto: learned
-    hang_limits_s: dict[str, float] = msgspec.field(default_factory=HANG_LIMITS_S.copy)  # a missing one has its default
+    hang_limits_s: dict[str, float] = msgspec.field(default_factory=HANG_LIMITS_S.copy)  # overrides of HANG_LIMITS_S
     hang_abort_s: float = 5.0  # from the dump of a hanging process's stacks to SIGABRT
     hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL
     session_s: float = 60.0  # how long to wait for a first session before warning that nothing is saved
@@ -65,10 +66,10 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ps: int = 0
     evaluators: int = 0
     has_chief: bool = True  # if False, the state of worker.0 is saved
-    min_workers: int | None = None  # how many must remain for the run to go on when others are given up; None: all
+    min_workers: int | None = None  # the run goes on without given-up workers while this many remain; None: all must
     restart: Literal["auto", "task", "gang"] = "auto"  # which tasks to restart when one ends (restart_table.py)
-    peer_timeout_s: float = 10.0  # on several machines: a watchdog that is silent for this long is lost
-    coordinator_timeout_s: float = 300.0  # how long to wait for all launches to join, or a lost coordinator to return
+    peer_timeout_s: float = 10.0  # on several machines: a watchdog that is silent for this long counts as lost
+    coordinator_timeout_s: float = 300.0  # how long to wait until all launches join, or a lost coordinator returns
     consistent_snapshots: bool = False  # hold all training tasks between two steps while the chief captures
 
     steps_total: int = 0  # the step at which training ends, for the status line; 0: unknown
@@ -77,8 +78,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_port: str = ""  # HOST:PORT at which Prometheus is served; "": none
     on_event: str = ""  # command line; "": none
     notify: str = ""  # URLs for Apprise; they may contain passwords
-    on_event_s: float = 30.0  # when the on_event command is killed
-    misplaced: str = ""  # an option of launch after TARGET, where it goes to the program
+    on_event_s: float = 30.0  # the on_event command is killed after this long
+    misplaced: str = ""  # an option of `procsv launch` that the user has put after TARGET, so the program gets it
     detach: bool = False  # the watchdog writes to a log instead of a terminal
     group_readable: bool = False  # the logdir's group may read run.json, journal, logs and crash reports
     preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"

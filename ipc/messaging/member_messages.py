@@ -18,17 +18,18 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 
 
 class LaunchLock(msgspec.Struct, frozen=True):
-    """The lock that a launch holds on a directory of its own, which shows which of two launches is dead.
+    """Describes the lock that a launch holds on a directory of its own.
 
     A lock has one holder at a time, and ends with the last process that has inherited it.  So if two
     launches have held the same lock, the earlier one is dead with all its processes.
 
-    watchdog/machines/joining.py describes the lock, a member sends it, and the coordinator judges it
+    A member makes this description (watchdog/machines/joining.py) and sends it with Join.  The
+    coordinator compares it with that of the launch that hosted the task before
     (watchdog/machines/core/membership.py).
     """
 
     directory: str  # boot, device and inode: the same for every container on that system
-    taken_s: float  # Unix time, as a container may have its own monotonic clock; useless if the clock was set back
+    taken_s: float  # Unix time, as a container may have its own monotonic clock; misleading if the clock was set back
 
     def follows(self, other: LaunchLock | None) -> bool:
         """Whether the holder of `other` is dead."""
@@ -89,11 +90,11 @@ class MustWait(Message, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A task that runs on while there is no coordinator."""
+    """A task that keeps running while there is no coordinator."""
 
     incarnation: int
     pid: int
-    is_ready: bool  # its first step has ended, and the previous coordinator knew
+    is_ready: bool  # its first step has ended, and the previous coordinator received that message
     in_step: bool  # it takes each step together with other tasks
 
 
@@ -116,8 +117,9 @@ class MirrorOffer(msgspec.Struct, frozen=True):
 class Join(Message, frozen=True):
     """Asks to host a task of the run.
 
-    Answered once all members have asked; in a run that goes on, once the task's previous host is dead.
-    With `served`, the member asks whether that run goes on: Welcome means yes, BeginAnew no.
+    A new run answers once all members have asked.  A run that is already going on answers once the
+    task's previous host is dead.  With `served`, the member asks whether that run goes on: Welcome
+    means yes, BeginAnew no.
     """
 
     contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused, BeginAnew))
@@ -138,7 +140,7 @@ class Join(Message, frozen=True):
 class KeepMirror(Message, frozen=True):
     """Orders to keep a copy of the chief's newest snapshot in memory, from now on.
 
-    `bytes_per_s`: how much the coordinator's machine can afford to send for all copies.
+    `bytes_per_s`: the average rate at which the coordinator's machine can afford to send copies.
     """
 
     contract = Contract(WATCHDOG, MEMBER)

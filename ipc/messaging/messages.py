@@ -27,9 +27,9 @@ from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
 )
 from procsv.ipc.messaging.message import ANY, PROGRAM, SERVICE, WATCHDOG, Contract, Message
 
-# A peer with another protocol is refused, with both numbers in the error.  Raise the number when a field changes its
-# meaning or is removed, so that a service of another version, left by an upgrade in a running logdir, is not
-# misunderstood.  A new message does not need it.
+# A peer with another protocol is refused, with both numbers in the error.  Raise the number when a field is removed or
+# changes its meaning.  Otherwise a service of another version, which an upgrade during a run leaves behind, would be
+# misunderstood.  A new message needs no new number.
 PROTOCOL = 3
 MESSAGE_BYTES_MAX = 8 * 2**20  # a longer message is never sent, and a peer that sends one is disconnected
 

@@ -1,7 +1,7 @@
 """Pass a new process its configuration in its environment, and build the argv that people see.
 
-The watchdog writes it there, or a program that starts its watchdog itself.  The started process reads it
-once and removes it from its environment before any of the user's code runs.
+The watchdog, or a program that starts its own watchdog, writes the configuration there.  The started
+process reads it once and removes it from its environment before any of the user's code runs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ VARIABLE = "PROCSV_START"  # the rest of a long text is in PROCSV_START_1 and so
 PIECE_CHARS = 2**16  # in one variable; the system takes 128 KiB, and the arguments alone may be longer
 TRAINING = "procsv.training"
 OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv did not start; it ends after the program
-LATER = "stdin"  # as the variable's value: the Start comes on standard input once the process is needed
+LATER = "stdin"  # value of the variable: wait on standard input for the Start, which comes once the process is needed
 TASK_CHARS = len("evaluator.00")
-# Options of the interpreter that the environment can set, too.
+# Options of the interpreter that the environment can set, too, and the variables that set them.
 SAID_BY = {"-O": "PYTHONOPTIMIZE", "-W": "PYTHONWARNINGS"}
 
-# How to treat a directory that the program names.  anywhere: there was no --logdir, so it becomes the run's logdir;
-# inside: only a directory in the logdir does; mapped: the logdir replaces it.
+# How to treat a directory that the program names.  anywhere: it becomes the run's logdir, as there was no --logdir;
+# inside: it becomes the run's logdir only if it is in the given one; mapped: the run's logdir replaces it.
 Naming = Literal["anywhere", "inside", "mapped"]
 
 
@@ -56,21 +56,22 @@ class Start(msgspec.Struct, frozen=True):
     root: str = ""  # the directory with the run's own files, if the program has named the logdir
     naming: Naming = "inside"
     names_logdir: bool = False  # the command line of `procsv launch` contains --logdir
-    # The arguments differ from the run's last launch, which has left results: so another directory is no time stamp.
+    # The run has results, and its last launch had other arguments.  So if the program now names another directory, that
+    # means another run.  With the same arguments, it only means that the name contains a time stamp.
     has_other_args: bool = False
     lifeline_fd: int = -1  # end-of-file on it means that the watchdog is dead
-    observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
+    observes: int = 0  # the pid of a program that has started its own watchdog, which then only observes it
     chief: TaskId = TRAINER  # the checkpoint service saves this task's state; other tasks may have slots, too
     cluster: dict[str, list[str]] = {}  # the addresses of a run's tasks, if it has several (procsv/base/cluster.py)
-    home: str = ""  # replaces <logdir>/procsv for a run that shares its logdir with another and keeps no record
+    home: str = ""  # replaces <logdir>/procsv: for a member, and for a run without a Saver that shares another's logdir
     is_spread: bool = False  # the tasks are on several machines
     is_member: bool = False  # this is a member of such a run, whose services are on the coordinator's machine
     target: str = ""
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its channel to the watchdog (fd_channel.py)
-    is_awaited: bool = False  # for a standby: no trainer runs, and the first will come from it
-    standby_without: tuple[str, ...] = ()  # top-level names that a restarted standby does not import
+    is_awaited: bool = False  # for a standby: no program runs yet, and the first one waits for this standby
+    standby_without: tuple[str, ...] = ()  # top-level modules that a standby, started over, must not import
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0 if unknown
 
     @property
@@ -115,7 +116,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def shown_task(self) -> str:
-        """The task as `ps` shows it, padded to one length, because a standby replaces it in place (standby.py)."""
+        """The task as `ps` shows it, padded so that a standby can overwrite its argv in place (standby.py)."""
         return str(self.task).ljust(TASK_CHARS if self.cluster else 0)
 
     @property
@@ -143,7 +144,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> service that waits on its standard input: serve this run.  Carries the logdir's lock.
+    """Watchdog -> service started before it was needed: serve this run.  Carries the logdir's lock.
 
     `start`: the text of a Start.
     """
@@ -212,9 +213,9 @@ def take_start(task: TaskId) -> Start:
 
 
 def _wait_for_start() -> Start:
-    """Waits for the Start of a service that was started, with all imports done, before it is needed.
+    """Waits on standard input for the Start of this service, which was started before it is needed.
 
-    Opens the service's log only then.
+    Its imports are done by then.  It opens its log only when the Start arrives.
     """
     try:
         received = FdChannel.inherited(os.dup(0), SERVE_DECODER).receive(waits=True)

@@ -18,7 +18,7 @@ class Written(Message, frozen=True):
 
     writer: str
     through: int
-    error: str  # why records cannot be written now ("" if they can); keep them and send them again
+    error: str  # why records cannot be written now; the sender keeps them and resends them.  "" if they can
 
 
 class OpenWriter(Message, frozen=True):
@@ -37,8 +37,9 @@ class OpenWriter(Message, frozen=True):
 class Records(Message, frozen=True):
     """Carries consecutive event records `first`, `first` + 1, … of one stream.
 
-    If they are lost, the sender goes back to the last written record.  A record is the bytes of a
-    serialized Event; an empty one is in the parcel file that `parcels` names under its number.
+    If they are lost, the sender resends everything after the last written record.  A record is the
+    bytes of a serialized Event.  If it is empty, the record is in the parcel file that `parcels`
+    names under its number.
     """
 
     contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
@@ -64,7 +65,7 @@ class RunMetrics(Message, frozen=True):
     contract = Contract(WATCHDOG, EVENT_SERVICE, is_reliable=False)
 
     wall_s: float  # Unix seconds
-    step: int  # the second of the run, which only rises, unlike a global step
+    step: int  # seconds of the run so far: they always rise, unlike a global step
     values: dict[str, float]  # by tag
 
 

@@ -31,13 +31,13 @@ class TrainerExited(Message, frozen=True):
     """Says that this incarnation of a task is dead and reaped.
 
     Its newest READY slot is saved: immediately if `clean`, otherwise once the next trainer has restored
-    it, and after a second at the latest.  Answered once none of its states is unsaved.
+    it, and after a second at the latest.  Answered once all its states are saved or given up.
     """
 
     contract = Contract(WATCHDOG, STATE_SERVICE, (FlushDone,))
 
     incarnation: int
-    clean: bool  # it said that it was done, or was asked to stop
+    clean: bool  # the task reported that it was done, or was asked to stop
     avoid_step: int = -1  # attempts that resumed from this step kept crashing, so give the next one an older state
     task: TaskId = TRAINER
 
@@ -69,8 +69,8 @@ class FirstStepDone(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Says that the program has recorded its imports so far (paths.loaded).
 
-    Sent when it asks for the run, and when it trains.  A standby can be made from now on; one that
-    already waits imports the rest.
+    Sent at the program's first contact with the run, and again after its first step.  A standby can be
+    made from now on; one that already waits imports the rest.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)
@@ -110,8 +110,8 @@ class AdoptLogdir(Message, frozen=True):
 class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.
 
-    A SIGTERM says the same.  A program without a session has no boundary and nothing to save; if the run
-    ends, it is interrupted as by Ctrl-C.
+    A SIGTERM has the same meaning.  A program without a session has no boundary and nothing to save; if
+    the run ends, the program is interrupted as by Ctrl-C.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)

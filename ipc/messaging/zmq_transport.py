@@ -1,9 +1,9 @@
 """Carry messages by ZeroMQ: a server (ROUTER) and its clients (DEALER) over Unix sockets.
 
 Every process's main loop uses it; one thread owns a channel.  endpoint.py decides what to resend,
-acknowledge or drop; this module has only the sockets, and Waiter, which waits on them.  It never
-binds a path occupied by anything but a socket, and never listens to other machines;
-curve_transport.py does that over TCP.
+acknowledge or drop; this module has only the sockets, and Waiter, which waits on them.  It does not
+bind a path where there is anything but a socket.  It listens only on this machine; curve_transport.py
+connects machines.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX
 
 declare("channel.receive")
 
-QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps the message
-CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is disconnected; sizes in between are counted as dropped
+QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; when full, a send fails and the outbox keeps the message
+# A peer that sends a longer message is disconnected.  A message between the two limits is only dropped and counted.
+CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
@@ -141,7 +142,7 @@ class Client(ZmqEndpoint, ClientEndpoint):
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
-        # The nonce is needed because a server ignores a second connection with an identity that it still holds.
+        # The identity has a random part, because a server ignores a second connection with an identity that it knows.
         self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(8)}".encode())
         try:
             self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -155,7 +156,7 @@ class Client(ZmqEndpoint, ClientEndpoint):
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
-            return Put.FULL  # `resend_due` has not reported the new connection yet, and the introduction goes first
+            return Put.FULL  # there is a new connection that `resend_due` has not reported; Hello must be first on it
         return super()._put(frames)
 
     @property
@@ -207,9 +208,9 @@ class Waiter:
             self.register(thing)
 
     def wait(self, timeout_s: float) -> list[object]:
-        """Returns the readable things, each once.
+        """Returns the registered channels and descriptors that are readable, each once.
 
-        Empty after `timeout_s`, or immediately if a client needs another tick.
+        None are after `timeout_s`.  It does not wait if a client needs another tick.
         """
         if any(isinstance(owner, Client) and owner.wants_tick for owner in self._owner.values()):
             timeout_s = 0.0
