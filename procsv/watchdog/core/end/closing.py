@@ -62,13 +62,13 @@ class Closing:
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
         """Whether a service is still starting, in a run where no task has ever connected or
-        trained. It is not waited for.
+        trained. The end of the run does not wait for such a service.
         """
         was_connected = any(task.was_connected for task in self._roster.tasks.values())
         return not service.is_up and not was_connected and not self._has_had_state()
 
     def _has_had_state(self) -> bool:
-        """Whether there was anything to save; a short training may end before its task is heard."""
+        """Whether there was anything to save. A short training may end before its task connects."""
         chief = self._roster.chief
         return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
@@ -122,7 +122,7 @@ class Closing:
             return exit_codes.GAVE_UP
         if chief.progress.handles_stop:
             return last.code
-        # We make a session that is stopped before it has saved end with 0 or 75.
+        # A session of ours that is stopped before it has saved makes the program end with 0 or 75.
         is_ours = last.code == exit_codes.RESUMABLE or (last.code == exit_codes.DONE and chief.protection.has_session)
         return exit_codes.GAVE_UP if is_ours else last.code
 

@@ -175,8 +175,8 @@ class Ending:
         return self.stop_asked(asked, now_s, at_once)
 
     def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
-        """Return the tasks that have nothing to save when all begin again: all, if the chief needs
-        `lost` to end a step.
+        """Return the tasks to end at once, because all begin again and these have nothing to save:
+        all tasks, if the chief needs `lost` to end a step; otherwise all but chief and servers.
         """
         tasks, chief = self._roster.tasks, self._roster.chief.task
         is_stuck = lost.role == PS or lost in self._roster.gang.members
@@ -224,7 +224,7 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether a task has ended whose end ends the run."""
+        """Whether the chief has ended for good, or a task was given up that the run needs."""
         return self._roster.chief.ends_run or bool(self._roster.given_up())
 
     def _has_lost_server(self) -> bool:
@@ -241,14 +241,15 @@ class Ending:
         self._order.begin_end(request, now_s)
 
     def _end_tasks(self, now_s: float) -> list[Action]:
-        """Ask the tasks whose turn it is to end, until none is left to ask. A task without a
-        process ends immediately.
+        """Ask the tasks whose turn it is to end. Repeat this while there are any: a task without a
+        process ends immediately, and the next may have its turn.
         """
         wanted: list[Action] = []
         roster, followers = self._roster, self._roster.gang.followers
         needed = followers | {one.task for one in roster.running_on() if one.is_serving and one is not roster.chief}
         while (request := self._order.request) is not None:
-            # Followers cannot end a step without the chief; but if it ended by itself, they may be ending, too.
+            # Followers cannot end a step without the chief, so they are ended at once, unless the chief was done: then
+            # they may be ending by themselves, too.
             lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
@@ -268,8 +269,8 @@ class Ending:
         return [WriteRun(), *self._wake_services()]
 
     def _services_s(self, now_s: float) -> float:
-        """Return a stopped run's deadline for its services: 22 s of 25 after the stop, and at least
-        5 s from now.
+        """Return a stopped run's deadline for its services. With 25 s of grace it is 22 s after the
+        stop, but at least 5 s from now.
         """
         after_stop_s = self._stop_s + self._grace_s * (TRAINER_SHARE + SERVICES_SHARE)
         return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)

@@ -125,7 +125,7 @@ class HangEscalation(Generic[L]):
         return [Signal(self.task, incarnation, number) for number in numbers]
 
     def is_to_be_killed(self, now_s: float) -> bool:
-        """True once, when only the last rung is left, SIGKILL."""
+        """True once, when the last rung is due, SIGKILL."""
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None
             return True

@@ -7,13 +7,16 @@ arguments.
     its first beat                                300 s    (import)
     its main loop completes an iteration          60 s     (service); normally at least once a second
     the same, while it writes records itself      900 s    (save)
-    its job progresses: a MiB written or read,    300 s    half of (restore), so that a trainer that waits for
-    an fsync, a rename                                     the job is not taken for the hung one; half of (save)
+    its job progresses: a MiB written or read,    300 s    half of the shorter of (restore) and (save)
+    an fsync, a rename
 
-Both services do little on their main thread, so a beat from it does prove something. Time that one
-of its threads spends waiting for a disk (state D) does not count: a disk may be arbitrarily slow,
-and a thread that waits for it cannot be killed. Time in which the watchdog itself did not look does
-not count either.
+The word in parentheses is the phase of --hang-limits that sets the limit. A trainer may be waiting
+for the job of a service. With half of that phase's limit, the service is found to hang first.
+
+Both services do little on their main thread, so a beat from it does prove something. Time that a
+thread of the service spends waiting for a disk (state D) does not count: a disk may be arbitrarily
+slow, and a thread that waits for it cannot be killed. Time in which the watchdog itself did not
+look does not count either.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Parse faulthandler's stacks, and tracebacks, and find the frame that matters.
 
-Used by escalation.py, restart_policy.py and by crash reports. Pure: text in, words out. A dump has
-only the main thread, or lists all threads from the newest to the oldest, which is the main thread.
-Each thread lists its innermost frame first.
+Used by escalation.py, causes.py and services.py. Pure: text in, words out. A dump has only the main
+thread, or lists all threads from the newest to the oldest, which is the main thread. Each thread
+lists its innermost frame first.
 """
 
 from __future__ import annotations

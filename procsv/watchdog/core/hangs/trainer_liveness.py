@@ -24,12 +24,12 @@ that while training is stuck.
 Only a step is short and predictable: a callback may upload a model or wait for another program, and
 take any time.
 
-Before its first session a program shows only its activity, and it may not be training at all. One
-that does nothing is suspected, and nothing more. Only if an earlier attempt had a session is it
-known to be a hang.
+Before its first session a program shows only its activity, and it may not be training at all. If
+it does nothing, it is only suspected of a hang, which is reported. If an earlier attempt had a
+session, the program does train, and doing nothing is a hang.
 
-A limit may be wrong. After each hang the next try gets twice the time. A try that needs it and
-continues proves that the limit was too short: the limit stays doubled, which is reported once.
+A limit may be wrong. After each hang the next attempt gets twice the time. If it exceeds the old
+limit and then continues, that limit was too short: it stays doubled, which is reported once.
 
 `procsv.extend(seconds)` moves any deadline. Time in which the watchdog itself did not look (it or
 the whole machine was stopped) does not count, nor does time in which the task waits for another
@@ -93,13 +93,13 @@ STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # bounds of the learned limit
 STEP_MEDIANS = 20.0  # the learned limit is this many median steps
 STEPS_KNOWN_MIN = 3  # steps measured before the median is used; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # the median covers this many of the latest steps
-LOOK_GAP_S_MAX = 5.0  # of a longer gap between two checks, only this much counts, and at most half of the limit
+LOOK_GAP_S_MAX = 5.0  # a gap between two checks counts as at most this much, and as at most half of the limit
 TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps, callbacks and its own code
 WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
 DOUBLED_MAX = 10  # how many times a limit is doubled at most
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases without a session; STOP: the program has returned
-# A heartbeat older than this makes a trainer suspect, and nothing more. For a server it means a hang: a server only
-# has to be there, and tasks that wait for a frozen one get no error.
+# A heartbeat older than this only makes a trainer suspect. A server with such a heartbeat hangs: it has nothing to do
+# but to be there, and tasks that wait for a frozen server get no error.
 SILENT_S_MIN = 10.0
 
 
@@ -159,7 +159,7 @@ class Liveness(msgspec.Struct):
 
     launch: LaunchSettings
     steps: StepTimes
-    # The task's own calls: with several tasks, each sees the global step rise for all of them.
+    # The times of the task's own calls. Steps do not show them: with several tasks, the global step rises for all.
     calls: StepTimes = msgspec.field(default_factory=StepTimes)
     _last: Heartbeat | None = None
     _quiet_s: float = 0.0  # observed time since the last progress
@@ -167,7 +167,7 @@ class Liveness(msgspec.Struct):
     _stepped_s: float | None = None  # when the step last rose
     _called_s: float | None = None  # when its own last call ended
     _hang_step: int = -1  # the highest step at which a hang was found
-    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no later step than _hang_step since
+    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # by phase, until a step after _hang_step ends
     _has_session: bool = False  # the running trainer has, or had, a session
     had_session: bool = False  # this trainer or an earlier one had a session
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
@@ -209,8 +209,8 @@ class Liveness(msgspec.Struct):
         self._looked_s = max(self._looked_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """Read the current heartbeat; None before the first. A trainer that waits for a disk makes
-        no progress, either.
+        """Read the current heartbeat; None before the first. `waits_for_disk` is ignored: a trainer
+        that waits for a disk makes no progress, either.
         """
         if beat is not None and beat.phase not in WITHOUT_SESSION:
             self.see_session()
@@ -236,7 +236,7 @@ class Liveness(msgspec.Struct):
             self._too_short = TooShort(phase, limit_s, self._still_s, self.limit_s(phase))
 
     def take_too_short(self) -> TooShort | None:
-        """Return a limit that has proved too short, once."""
+        """Return a limit that has proved too short, if that is not reported yet."""
         news, self._too_short = self._too_short, None
         return news
 
@@ -356,7 +356,7 @@ class Liveness(msgspec.Struct):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the heartbeat itself has stopped: the process is frozen, or in a call that holds
-        the GIL. Proves nothing.
+        the GIL. That does not prove a hang.
         """
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 

@@ -47,7 +47,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct):
-    """What the line needs to know of the past."""
+    """Remembers what the line needs to know of the past."""
 
     _state: str = ""
     _state_s: float = 0.0

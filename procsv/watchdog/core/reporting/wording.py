@@ -1,4 +1,4 @@
-"""Word the ends and starts of tasks, for the journal and for people. Used by trainer.py; pure."""
+"""Word the ends and starts of tasks, for the journal and for people. Pure."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def training(
 ) -> str:
     """Report the first step after a start. `last`: how the previous trainer of this launch ended.
 
-    `taken_back`: the lost steps of all tasks, if several train the same model. `unsaved_s`: the
-    time since the previous trainer's last save, where a step is a save.
+    `taken_back`: the lost steps of all tasks, if several train the same model. `unsaved_s`: how
+    long the previous trainer trained after its last save, if the program's steps are its saves.
     """
     after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:
@@ -311,8 +311,8 @@ def _cure(drop_in: bool) -> str:
 
 
 def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, was_complete: bool = False) -> str:
-    """A program has ended with exit code 0. `was_complete`: the previous run had ended so, at the
-    same step.
+    """A program has ended with exit code 0. `was_complete`: the previous launch had already
+    completed the run at the same step.
     """
     if not has_session:
         return f"the program has ended. It had no session that procsv protects, so procsv saved nothing of it. {_cure(drop_in)}"
@@ -348,7 +348,7 @@ def ended_without(task: TaskId, why: str) -> str:
 
 
 def restarts_elsewhere(durable_step: int) -> str:
-    """The run ended because a machine was lost, and begins again on the remaining ones."""
+    """The run ended because it lost a machine, or is about to, and begins again on the others."""
     return f"restarting{f' from step {durable_step}' if durable_step >= 0 else ''} on the remaining machines"
 
 

@@ -1,4 +1,4 @@
-"""Measure goodput, the share of a run's time that went into kept steps, and whether a restart pays.
+"""Measure goodput, the share of a run's time that went into kept steps; judge if a restart pays.
 
 Used by attempt_record.py and restart_policy.py. Pure. Not counted as goodput: starting, restoring,
 compiling, waiting before a restart, and steps lost in a crash.
@@ -35,8 +35,8 @@ class Goodput(msgspec.Struct):
         """Return the seconds of training that are kept: the trainer is dead, and the steps after
         `resume_step` will be redone.
 
-        `unsaved_s`: the time since the last step, which is lost as well; None if it is shorter than
-        a step.
+        `unsaved_s`: the time since the last save, which is lost as well, if the program's steps are
+        its saves; None otherwise.
         """
         if self._ready_s is None:
             return 0.0

@@ -3,9 +3,9 @@
 causes.py finds what ended the process. Used by next_start.py for the trainer and by services.py for
 the services. Pure: time, the random source and every fact are arguments.
 
-The count of failures is reset by progress, a newly durable step, and never by uptime: a trainer
-that imports for a minute, restores, and dies at the same step every time is not healthy. Progress
-must also be worth the time that the restarts cost (goodput.py).
+Progress, which means a newly durable step, resets the count of failures. Uptime never does: a
+trainer that imports for a minute, restores, and dies at the same step every time is not healthy.
+Progress must also be worth the time that the restarts cost (goodput.py).
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, class
 from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# How many exits in a row are restarted without delay if they were with 75 or because another task was lost, and nothing
-# was saved between them. More look like a loop.
+# An exit with 75, or because another task was lost, is followed by a restart without delay. After this many such exits
+# in a row with nothing saved between them, it looks like a loop, and restarts are delayed.
 RETURNS_AT_ONCE = 5
 RECYCLES_AT_ONCE = 1  # the same for planned restarts
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
 SERVICE_KILLS = 4  # the limit on deaths by SIGKILL is this many times the limit on other deaths
 DOUBLINGS_MAX = 32  # of a delay; more would exceed any limit, and in the end overflow a float
-# Of every delay before a trainer starts, either way, so that runs that died of one cause do not restart together.
+# Each delay before a trainer starts varies by this share, up or down, so that runs that died of one cause do not
+# restart together.
 JITTER = 0.2
 
 
@@ -78,7 +79,7 @@ Verdict = Restart | GiveUp
 
 
 class History(msgspec.Struct):
-    """The part of a task's past that counts, within one launch."""
+    """What is known of a task's past in this launch when a restart is decided."""
 
     launch: LaunchSettings
     rng: random.Random
@@ -285,8 +286,8 @@ class ServiceDeath(Enum):
 
 
 class ServiceHistory(msgspec.Struct):
-    """The deaths of one service that count: since it last did some work, each kind within
-    `service_period_s`, but HUNG at any age.
+    """The deaths of one service since it last did some work. Those older than `service_period_s` no
+    longer count, except hangs.
     """
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)

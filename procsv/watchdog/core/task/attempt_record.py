@@ -1,6 +1,6 @@
 """Record a task's attempts: when each began to train, how it ended, and what it was worth.
 
-Used by trainer.py. Pure. It journals and prints each end, and has it reported.
+Used by trainer.py. Pure. It also returns the actions that journal, print and report each end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AttemptRecord:
         self.last_exit: LastExit | None = None
         self._report: Report | None = None  # the report of its end, until it is sent
         self.last = CountedAttempt()  # the last attempt that ended
-        self.unsaved_s: float | None = None  # its training since its last save, where a step is a save
+        self.unsaved_s: float | None = None  # how long it trained after its last save (TaskProgress.unsaved_s)
         self.end: End | None = None  # how the last attempt ended
         self._death_s = now_s  # when the old trainer died, or the run started
         self._ready = 0  # the newest attempt whose first step was reported
@@ -107,7 +107,7 @@ class AttemptRecord:
     def died(
         self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
     ) -> tuple[CauseKind, list[Action]]:
-        """Record its end, and return the kind with what there is to tell. `is_stopping`: it was
+        """Record its end. Return its kind, and the actions that tell of it. `is_stopping`: it was
         asked to end.
         """
         progress, step = self._progress, self._progress.own_step
@@ -137,8 +137,8 @@ class AttemptRecord:
         return kind, told
 
     def tell_report(self) -> list[Action]:
-        """Send the report once the next step is decided: the state that the attempt began with may
-        have become suspect.
+        """Return the crash report. Call this once it is decided what follows: by then the state
+        that the attempt resumed from may be suspect, and the report must say so.
         """
         report, self._report, progress = self._report, None, self._progress
         if report is None:
@@ -155,7 +155,7 @@ class AttemptRecord:
         return [msgspec.structs.replace(report, **found)]
 
     def _keep_report(self, ended: Ended, cause: Cause, pid: int) -> list[Action]:
-        """Make the report of its end, and return what there is to tell at once."""
+        """Prepare the report of its end. Return what to print before it is sent."""
         progress, step = self._progress, self._progress.own_step
         who = f"{self._task} {ended.incarnation} (pid {pid})"
         serves, habit = progress.serving_s is not None, progress.habit

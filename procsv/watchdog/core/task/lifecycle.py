@@ -45,7 +45,7 @@ class LifecycleEvent(Enum):
     # from its heartbeat and its messages
     IMPORTS = auto()
     HELLO = auto()
-    CONNECTS = auto()  # the bootstrap is done, and so is the connection, or almost
+    CONNECTS = auto()  # it asks for its session, or begins to serve
     RESTORES = auto()
     COMPILES = auto()
     STEPS = auto()
@@ -63,7 +63,7 @@ class LifecycleEvent(Enum):
     MOVES = auto()  # a stalled program makes progress again
     STOP_ASKED = auto()
     KILL_ASKED = auto()  # stop now, or the grace is over
-    RECYCLE_ASKED = auto()  # by a user, or because it uses too much memory
+    RECYCLE_ASKED = auto()  # for example by a user, or because it uses too much memory
     RECYCLE_LATE = auto()  # it did not end in time
     GANG_BREAKS = auto()  # another member of its gang has ended: it cannot continue, and is restarted with the gang
     GAVE_UP = auto()
@@ -79,7 +79,7 @@ class LifecycleAction(Enum):
     REPORT_PROGRESS = auto()
     TELL_STOP = auto()
     KILL_TREE = auto()
-    CLEAN_UP = auto()  # remove its process tree; tell the checkpoint service, which saves what it left
+    CLEAN_UP = auto()  # kill what is left of its process tree
     DECIDE_RESTART = auto()  # restart, or give up?
     ALERT = auto()
     END_RUN = auto()
@@ -164,8 +164,8 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
-        _E.GANG_BREAKS: _BREAK,  # its newest snapshot counts, whatever it was still doing
-        _E.NOT_STARTED: Edge(_S.BACKOFF),  # its gang broke before it was started
+        _E.GANG_BREAKS: _BREAK,  # killed at once: the gang restarts from the newest snapshot, whatever it was saving
+        _E.NOT_STARTED: Edge(_S.BACKOFF),  # it was asked to end before its host had started it
         _E.TREE_STAYS: _STUCK,
     },
     _S.STOPPING: {
@@ -174,7 +174,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.COMPLETED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)),
         _E.HELLO: _STOP,  # the first request came before it could hear
         _E.KILL_ASKED: _KILL,
-        _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked before its host had started it
+        _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # it was asked to end before its host had started it
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
     },
     _S.BACKOFF: {

@@ -29,9 +29,9 @@ class Past(msgspec.Struct, frozen=True):
     incarnation: int
     death: Death
     recycled: str  # why it was asked to save and end for a restart; "" if it was not
-    is_planned: bool  # it did so, or was killed for that reason
+    is_planned: bool  # it ended as asked, or was killed because it did not
     serves: bool  # it serves variables to other tasks
-    unsaved_s: float | None = None  # its training since its last save, where its steps count saves
+    unsaved_s: float | None = None  # how long it trained after its last save (TaskProgress.unsaved_s)
 
 
 class NextStart:
@@ -45,10 +45,10 @@ class NextStart:
         self.was_end = False  # giving it up ended the run, which was reported
         self.gang_size = 0  # the number of tasks restarted with it; 0: it is by itself
         self.awaits_room = False  # a full disk ended it
-        self._room_due_s = 0.0  # monotonic: the earliest start even if there is room; the program may mean another disk
+        self._room_due_s = 0.0  # monotonic: the earliest start even if there is room: another disk may be the full one
         self.is_held = False  # it waits until its whole gang is gone
         self.lost_peer = ""  # how the end of another gang member ended it
-        self._kept = progress  # of the task whose state is resumed
+        self._kept = progress  # the progress of the task whose state is resumed: in a gang, the chief's
         self._past: Past | None = None
         self._verdict: GiveUp | None = None  # final, unless the state being saved turns out to be progress
         self._untold = ""  # how the last attempt of a gang ended, until it is reported
@@ -61,7 +61,7 @@ class NextStart:
         self.history, self.gang_size, self._kept = chief.history, size, chief._kept
 
     def rejoin(self, start_s: float) -> None:
-        """All of its gang are gone, so that it may start."""
+        """All old processes of its gang are gone, so that it may start."""
         self.is_held, self.due_s = False, start_s
 
     # -- the attempt that is started -----------------------------------------------------------------------
@@ -74,8 +74,8 @@ class NextStart:
 
     # -- what follows --------------------------------------------------------------------------------------
     def decide(self, past: Past, now_s: float) -> tuple[int, Reaction]:
-        """After a death, decide when the next attempt starts, or that there is none. It may not be
-        known yet.
+        """After a death, decide when the next attempt starts, or that there is none. If this
+        depends on a save that is under way, `weigh` decides later.
 
         Also return the step of the state that has become suspect, because attempts that resumed
         from it crash repeatedly; NO_STEP if none has.
@@ -191,9 +191,7 @@ class NextStart:
 
     # -- reports about the last attempt --------------------------------------------------------------------
     def keep_end(self, text: str) -> list[Action]:
-        """Report how it ended: for a member of a gang together with what follows, otherwise at
-        once.
-        """
+        """Report how it ended: at once, or for a member of a gang together with what follows."""
         self._untold = text
         return [] if self.gang_size else self.tell_end()
 

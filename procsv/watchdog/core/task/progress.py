@@ -1,7 +1,8 @@
 """Track the progress of a task: how far it has come, and what is kept for its next attempt.
 
-Used by trainer.py; the members of a gang resume from the chief's. Pure. Its snapshots, and the
-model that several tasks train, are tracked here, too.
+Used by trainer.py. Pure. The members of a gang resume from the chief's state, so for them the
+chief's progress counts. `SnapshotRecord` tracks a task's snapshots, and `ModelProgress` a model
+that several tasks train on parameter servers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
         """`keeps_state`: this is the task whose state is saved; the other tasks' state is not."""
         self.keeps_state = keeps_state
-        self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers have the variables
+        self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers hold the trained variables
         self.step = NO_STEP  # the newest, from any attempt
         self.own_step = NO_STEP  # read from the running or last attempt
         self.offered_step = NO_STEP  # of the state that the attempt could restore
@@ -37,13 +38,13 @@ class TaskProgress:
         self._beat_step = NO_STEP  # from the attempt's last heartbeat
         self._has_begun_anew = False  # the program has reset its steps since the last save to disk
         self._stepped_s = 0.0  # when the attempt's last step was seen to end
-        self._has_saved = False  # the program itself has saved in this launch; it may count no steps
+        self._has_saved = False  # a save was requested in this launch: state at step 0 may be trained, too
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.loss: Loss | None = None  # the fit's, reported by the running attempt
         self.importing = ""  # the package that the running attempt is importing
         self.phase: Phase | None = None
-        self.is_kept_elsewhere = False  # by another run's chief or servers; or it is a server that a chief fills
+        self.is_kept_elsewhere = False  # another run's chief or servers keep its state, or it is a server
         self.handles = 0  # a bit set of the signals for which the attempt's program has a handler
         self.serving_s: float | None = None  # since when it serves variables to other tasks
         self.has_served = False  # it has served in this launch
@@ -79,8 +80,8 @@ class TaskProgress:
         return max(0, self.own_step - max(self.resume_step, 0))
 
     def unsaved_s(self, now_s: float) -> float | None:
-        """Return the seconds of training since the last save, where a step is a save; None where
-        steps measure the loss.
+        """Return the seconds of training since the last save, if the program has no step counter
+        and its steps are its saves (SaveHabit). None otherwise: then steps measure the loss.
         """
         return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
 
@@ -150,7 +151,7 @@ class TaskProgress:
         self._has_saved |= news.reason == "manual"
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # otherwise there is a later state
             self.durable_step = news.step
-            self._has_begun_anew &= news.step > self.own_step  # otherwise it was saved after the reset
+            self._has_begun_anew &= news.step > self.own_step  # a step not reached yet was saved before the reset
 
 
 class ModelProgress(msgspec.Struct):
@@ -159,7 +160,7 @@ class ModelProgress(msgspec.Struct):
 
     cluster.py makes it for runs with servers, and all training tasks share it. The chief alone
     cannot tell what a lost server has cost, because the others keep training while the chief is
-    away. Steps are the last ones read from each task, so a loss may be counted half a second short.
+    away. The last step read from a task may be half a second old, so a loss may be undercounted.
     """
 
     step: int = NO_STEP  # the highest since the model was last restored
@@ -237,8 +238,8 @@ class SnapshotRecord(msgspec.Struct):
         return Say(f"snapshots succeed again, from step {step} on")
 
     def lost(self, durable_step: int) -> str:
-        """Say why the last state is not on disk, where the checkpoint service may not know; "" if
-        it is.
+        """Say why the last state is not on disk, if the checkpoint service may not know about it;
+        "" otherwise.
         """
         if self.last_untaken or self._lost_step <= durable_step:
             return self.last_untaken

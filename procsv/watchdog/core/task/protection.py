@@ -1,7 +1,7 @@
 """Judge whether procsv protects a program: whether it sees a session and saves its state.
 
-A warning is given if it does not. Used by trainer.py. Pure. It counts over all attempts of a
-launch: a program that was seen once is known.
+The user is warned if it does not. Used by trainer.py. Pure. The judgement covers all attempts of a
+launch: if any of them had a session, the program has one.
 """
 
 from __future__ import annotations

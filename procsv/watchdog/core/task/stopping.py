@@ -1,7 +1,7 @@
-"""End an attempt: what it is told, how long it may take, and when all of it is gone.
+"""End an attempt: ask it to end, kill it if it is late, and note when all of it is gone.
 
-Used by trainer.py. Pure. A signal and a message ask for the same. An attempt that is late is
-killed, and no other is started while processes of a dead one remain.
+Used by trainer.py. Pure. An attempt is asked by a signal and by a message, which mean the same. No
+other attempt is started while processes of a dead one remain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Te
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings
 
-SERVERLESS_S = 5.0  # for an attempt whose server has ended, which has nothing left to save
+SERVERLESS_S = 5.0  # how long an attempt may take to end once its parameter server is gone: it has nothing left to save
 TREE_S_MAX = 30.0  # a process that is still there this long after a kill is called unkillable
 
 
@@ -26,7 +26,7 @@ class Stopping:
     def __init__(self, task: TaskId, settings: Settings) -> None:
         self._task, self._observes = task, settings.observes
         self._grace_s = settings.launch.grace_s
-        self._own_grace_s: float | None = None  # a preemption's time until the kill
+        self._own_grace_s: float | None = None  # the grace period of a preemption of this task
         self._is_serverless = False
         self.reason: Reason = "final"  # for its last checkpoint
         self.recycled = ""  # why it was asked to save and end for a restart
@@ -38,13 +38,13 @@ class Stopping:
 
     @property
     def stop_s(self) -> float:
-        """How long it may take to end: its share of the grace, or all of a preemption's."""
+        """How long it may take to end: its share of the run's grace, or all of its own."""
         stop_s = self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
         return min(stop_s, SERVERLESS_S) if self._is_serverless else stop_s
 
     @property
     def is_planned(self) -> bool:
-        """Whether it was ended for a restart, though not by itself."""
+        """Whether it was asked to end for a restart, and was killed because it did not."""
         return bool(self.recycled and self.we_killed)
 
     def start_attempt(self) -> None:
@@ -58,8 +58,8 @@ class Stopping:
         self.recycled, self.reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
 
     def lose_server(self, now_s: float) -> None:
-        """A server that it trains with has ended for good. It waits for that server, perhaps until
-        it is killed.
+        """A server that it trains with has ended for good. It may wait for that server until it is
+        killed, so kill it sooner.
         """
         if not self._is_serverless:
             self._is_serverless = True
@@ -75,7 +75,7 @@ class Stopping:
         self.is_told, self._kill_at_s = True, now_s + self.stop_s
         if self._observes:  # an observed program has no handler of ours, so a signal would kill it
             return [asked]
-        # A stopped process would not hear the first signal without the second.
+        # A process that is stopped (SIGSTOP) receives the first signal only after the second.
         numbers = (signal.SIGTERM, signal.SIGCONT)
         return [asked, *(Signal(self._task, incarnation, number) for number in numbers)]
 
@@ -95,12 +95,14 @@ class Stopping:
         return was_left
 
     def never_began(self) -> None:
-        """Its process was asked for and has not come to be: there is nothing of it that could outlive a kill."""
+        """Its process was never started, so there is nothing to kill: drop the deadlines."""
         self._kill_at_s = self._killed_s = None
 
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
-        """True once, when its time to end is over, and it `is_killed` for that or only observed."""
+        """True once, when its time to end is over. `is_killed`: it is killed for that. If not, only
+        an observed program is late.
+        """
         if self._kill_at_s is None or now_s < self._kill_at_s or not (is_killed or self._observes):
             return False
         self._kill_at_s = None

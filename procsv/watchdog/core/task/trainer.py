@@ -54,7 +54,7 @@ class TrainerSupervisor(TrainerFacts):
         return self._do(self.life.handle(LifecycleEvent.HELD), now_s)
 
     def prepares(self, news: Preparing) -> None:
-        """Note how long a due start waits for what its host prepares, and if that has a process."""
+        """Note how long a due start waits for the host's standby, and if that has a process."""
         self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> list[Action]:
@@ -124,7 +124,7 @@ class TrainerSupervisor(TrainerFacts):
         has_left = ended.beat is None or ended.beat.returned == NOT_RETURNED
         is_told = self.was_noticed if self.life.is_live else self.life.state is TaskState.RECYCLING
         if ended.exit.code == exit_codes.DONE and has_left and is_told and not self._observes:
-            # By os._exit(0) after a loop that was asked to end, which does not mean that the program is complete.
+            # It called os._exit(0) when its loop was asked to end. That does not mean that the program is complete.
             ended = replace(ended, exit=Exit(exit_codes.RESUMABLE, None))
         # A program that returned anything but our 75 had returned before it was asked to end.
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
@@ -265,15 +265,15 @@ class TrainerSupervisor(TrainerFacts):
         return wanted
 
     def _start_s(self) -> float | None:
-        """Return when the next trainer can start, its host's preparations included. None if none is
-        due, it is held, or processes of the last one are left.
+        """Return when the next trainer starts, after a wait for its host's standby. None if none is
+        due, if its gang holds it back, or if processes of the last one are left.
         """
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
         return self.next.due_s + self.start_waits_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether its start is due, and waits for something that its host prepares."""
+        """Whether its start is due, and waits for its host's standby."""
         start_s, due_s = self._start_s(), self.next.due_s
         is_due = start_s is not None and due_s is not None and due_s <= now_s < start_s
         return is_due and self.life.state is TaskState.BACKOFF

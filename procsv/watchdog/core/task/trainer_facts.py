@@ -26,10 +26,11 @@ from procsv.watchdog.core.task.stopping import Stopping
 
 
 class LastSave:
-    """The last state of the newest ended attempt: the question to the checkpoint service, and its
-    answer.
+    """Whether the last state of the newest ended attempt is on disk: the question to the checkpoint
+    service, and its answer.
 
-    A restart is not decided before the answer, because the state being saved may be progress.
+    A task with too many failures is not given up before the answer, because the state that is
+    being saved may be progress.
     """
 
     def __init__(self, task: TaskId) -> None:
@@ -46,8 +47,8 @@ class LastSave:
         self._avoid_step = NO_STEP
 
     def avoid(self, step: int, incarnation: int, *, is_running: bool) -> None:
-        """Ask for a state before `step` for the next attempt; if one is still running, ask after
-        its end.
+        """Ask the service to give the next attempt a state before `step`. If an attempt is still
+        running, ask after its end.
         """
         if is_running:
             self._avoid_step = step
@@ -55,8 +56,8 @@ class LastSave:
             self.unsettled = watchdog_messages.TrainerExited(incarnation, False, step, self._task)
 
     def flush_answered(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
-        """Whether this answers the open question. `error`: why the state cannot be saved; "" if it
-        is on disk.
+        """Note an answer, and return whether it answers the open question. `error`: why the state
+        cannot be saved; "" if it is on disk.
         """
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return False
@@ -64,7 +65,7 @@ class LastSave:
         return True
 
     def fail(self, why: str) -> None:
-        """The state is not on disk. The first reason counts."""
+        """The state is not on disk, because of `why`. Only the first reason is kept."""
         self.error = self.error or why
 
     def nobody_keeps(self) -> None:
@@ -89,12 +90,12 @@ class TrainerFacts:
         self.incarnation = incarnation  # of the running trainer, or of the next one
         self.pid = 0
         self.restarts = 0
-        self.was_noticed = False  # the running attempt got a notice of its own, such as SIGTERM, and may end for it
+        self.was_noticed = False  # the running attempt got a notice of its own, such as SIGTERM, which may end it
         self.was_connected = False  # a trainer of this launch has connected, and may have left something to save
-        self.ends_run = False
+        self.ends_run = False  # it has ended for good, or is unkillable while the run ends; if the chief, the run ends
         self.deletes_logdir = False  # the program deletes it at its start, with the checkpoints in it
-        self.start_waits_s = 0.0  # how long a due start waits for what its host prepares
-        self.host_prepares = False  # the host is preparing something that has a process
+        self.start_waits_s = 0.0  # how long a due start waits for its host's standby
+        self.host_prepares = False  # the host's standby has a process
 
     # -- its parts -----------------------------------------------------------------------------------------
     @property
@@ -169,8 +170,8 @@ class TrainerFacts:
         return float(f"{1.0 / call_s:.4g}") if is_known else None
 
     def is_suspect(self, now_s: float) -> bool:
-        """Whether its heartbeat has stopped. That is only shown: it may be in a long call that
-        holds the GIL.
+        """Whether its heartbeat has stopped. That does not prove a hang: it may be in a long call
+        that holds the GIL.
         """
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 

@@ -1,7 +1,8 @@
 """Read the news of the running trainer, and watch whether it progresses.
 
-Used by trainer.py. Pure. News is its heartbeat and its messages. They go to the parts of the task
-that they concern, and what these want is returned with what the news is for the lifecycle.
+Used by trainer.py. Pure. The news is its heartbeats and messages, which go to the parts of the task
+that they concern. The Reaction holds the actions that these parts want, and the event that the news
+is for the lifecycle.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PHASES = {
 
 
 class TrainerNews:
-    """`of`: the task whose parts keep the news."""
+    """Hands the news to the parts of the task `of`."""
 
     def __init__(self, of: TrainerFacts) -> None:
         self._of = of
@@ -69,7 +70,7 @@ class TrainerNews:
     def said_at_its_end(self, body: messages.Body) -> list[Action]:
         """Handle a message that it sent before its end, but that arrived after its end was seen.
 
-        That happens if nothing was received for a while.
+        That happens if the watchdog has not read its messages for a while.
         """
         match body:
             case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
