@@ -37,7 +37,7 @@ from procsv.watchdog.host.standby import (
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the host touches."""
+    """The parts of a machine that the host acts on."""
 
     clock: Clock
     processes: ProcessTable
@@ -193,8 +193,8 @@ class LocalHost(TaskHost):
             yield from self.answers()
 
     def _ended(self, dead: Dead) -> None:
-        """Handle a death. A standby that dies before it answers was not yet a task. But if that task
-        had been asked to end, count the death as the task's end.
+        """Handle a death. A standby that dies before it answers has not become its task, which is
+        started again. But if that task was asked to end, the death counts as the task's end.
         """
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))

@@ -1,8 +1,8 @@
 """Observe the program that started this watchdog.
 
-The program is our parent, not our child: we hear it on a channel and watch it by pidfd. It stands
-for the trainer's process. We cannot know its exit status, only what it reported when its session
-ended.
+The program is our parent, not our child: we hear it on a channel and watch it by pidfd. Among the
+processes of the run it is the trainer. We cannot know its exit status, only what it reported when
+its session ended.
 """
 
 from __future__ import annotations

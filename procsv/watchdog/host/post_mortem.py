@@ -130,10 +130,11 @@ def _read(path: Path, bytes_max: int) -> str:
 
 # -- the kernel's kills for lack of memory, which SIGKILL alone does not prove -----------------------------------------
 class KillCounters(msgspec.Struct):
-    """The kernel's kill counters of our cgroups, in which other programs may run, too.
+    """The kernel's counters of kills in our cgroups, in which other programs may run, too.
 
-    A counter is evidence for a death if it has grown since the last death, and within LOOK_S or
-    twice that before this one: a large process takes seconds to die.
+    A counter that has grown is evidence for a death. Not if an earlier death was examined since it
+    grew, nor if it grew longer ago than LOOK_S to 2 * LOOK_S, depending on when it was last read.
+    A shorter time would not do, because a large process takes seconds to die.
     """
 
     counters: list[Path]
@@ -155,12 +156,12 @@ class KillCounters(msgspec.Struct):
         return {counter: kills for counter in self.counters if (kills := read_kills(counter)) is not None}
 
     def look(self, now_s: float) -> None:
-        """Read the counters if that is due. Kills that the previous reading shows have hit others."""
+        """Read the counters if that is due. Growth up to the previous reading no longer counts."""
         if now_s >= self._look_s:
             self._before, self._latest, self._look_s = self._latest, self._read(), now_s + LOOK_S
 
     def news(self) -> str:
-        """Return which recent kills were counted since the last call, or "" if none were."""
+        """Return the recent kills since the last call, for people; "" if there are none."""
         before, now = self._before, self._read()
         self._before = self._latest = now
         for counter, kills in now.items():

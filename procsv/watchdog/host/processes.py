@@ -42,7 +42,7 @@ declare("watchdog.before_exec", "watchdog.after_exec")
 PR_SET_CHILD_SUBREAPER = 36
 OBSERVER_S_MAX = 10.0  # how long an observer of a program's child may take to save after the program's death
 FINISHING_MAX = 1000  # how many finishing processes are remembered; the oldest go first
-HELPERS = "resource_tracker", "forkserver", OBSERVER  # of multiprocessing and similar libraries, and ours
+HELPERS = "resource_tracker", "forkserver", OBSERVER  # in the commands of helpers: multiprocessing's and ours
 SHOWN_CHARS = 80  # of a command line
 
 Argv = Callable[[Start], list[str]]
@@ -78,7 +78,7 @@ class Processes(msgspec.Struct):
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
     _home: Path = Path()
-    # Descriptors of the newest trees' locks, which we only inspect.
+    # For each task, a descriptor of the lock that its newest tree holds, by which we only check the lock.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
     _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
     _lifeline: tuple[int, int] = (-1, -1)
@@ -144,7 +144,7 @@ class Processes(msgspec.Struct):
         try:
             Path.cwd()
         except FileNotFoundError:
-            with contextlib.suppress(OSError):  # it is not there again
+            with contextlib.suppress(OSError):  # it was not made again
                 os.chdir(self._home)
 
     def _environment(self, start: Start) -> dict[str, str]:
@@ -186,7 +186,7 @@ class Processes(msgspec.Struct):
     def list_child(
         self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[StandbyWord] | None = None
     ) -> int:
-        """Watch a process as the given task from now on, and return its pid."""
+        """List a process as this attempt of the task, watch it from now on, and return its pid."""
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
@@ -344,7 +344,7 @@ class Processes(msgspec.Struct):
         return self._state(task) in ("T", "t")
 
     def is_traced(self, task: TaskId) -> bool:
-        """Whether a debugger holds its process, which somebody is looking at."""
+        """Whether a debugger holds its process, because somebody is looking at it."""
         return self._state(task) == "t"
 
     def _state(self, task: TaskId) -> str:

@@ -4,6 +4,10 @@ Usually a fork of the standby becomes the trainer, and the standby stays. Used b
 which carries out the actions. Pure: a table from (state, event) to (state, actions), plus the rules
 for waiting. A missing row is a bug and raises.
 
+A warm standby has imported what the program imports, and can be forked for each new trainer. A hot
+one has also run the program up to its first contact with the run, so it can become a trainer only
+once, and only for the next attempt.
+
 The death of a standby never counts as a failure of the trainer. If a start was waiting for it, the
 trainer is started cold at once. Only the next standby is delayed.
 """
@@ -76,7 +80,7 @@ class StandbyAction(Enum):
 
 # -- messages from it ------------------------------------------------------------------------------------------
 class StandbySaid(msgspec.Struct, frozen=True):
-    """A standby has sent a word on its channel."""
+    """A standby has sent a message on its channel."""
 
     number: int
     word: StandbyWord
@@ -157,8 +161,8 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
 
 
 class Standby(msgspec.Struct):
-    """The standby of one machine. Its processes follow one another and are numbered. `out` collects
-    the actions.
+    """The standby of one machine. It has at most one process at a time, and numbers them. `out`
+    collects the actions.
     """
 
     mode: str  # off, warm or hot
@@ -213,7 +217,7 @@ class Standby(msgspec.Struct):
         return Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
-        """Whether that attempt is a standby that has been told to become it and has not answered yet."""
+        """Whether the standby was told to become that attempt, and has not answered yet."""
         return self.state is StandbyState.PROMOTING and self._becomes == (task, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -234,7 +238,7 @@ class Standby(msgspec.Struct):
         self._is_wanted = self.mode == "warm"
 
     def trainer_died(self) -> None:
-        """Begin no new standby until training runs again. One that is being made continues."""
+        """Make no new standby until training runs again. One that is being made is kept."""
         self._is_wanted = False
 
     def unwanted(self, now_s: float, why: str) -> None:

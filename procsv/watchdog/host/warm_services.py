@@ -1,9 +1,9 @@
 """Start services before their run begins.
 
 The services import what they need, and wait to learn which run they serve. Used by the watchdog of
-a program that procsv did not start, so that opening a session need not wait for interpreters. This
-module imports nothing slow, because it runs first of all. A service that is not needed sees the end
-of its input, and ends.
+a program that procsv did not start, so that opening a session need not wait until their
+interpreters have started. This module imports nothing slow, because it runs before everything else.
+A service that is not needed sees the end of its input, and ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WarmServices:
         if role not in self._processes:
             return None
         process, line = self._processes.pop(role)
-        from procsv.ipc.messaging.fd_channel import FdChannel  # imported elsewhere by the time a run begins
+        from procsv.ipc.messaging.fd_channel import FdChannel  # costs nothing now: the watchdog has imported it
         from procsv.ipc.messaging.start import SERVE_DECODER, Serve
 
         try:
