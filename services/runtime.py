@@ -121,7 +121,7 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
     while not _try_lock(lock, start, clock):
-        # Without a watchdog there is nothing to do: this process has served nobody, and another serves by now.
+        # Without a watchdog there is nothing to do: this process has served nobody, and another may hold the lock.
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):
             raise SystemExit(f"procsv {start.task}: the process that supervises the run is dead")
         heartbeat.beat(clock.monotonic())
@@ -132,7 +132,7 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
 
 
 def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
-    """Returns False also while no lock can exist: its directory is full, or gone until the watchdog recreates it."""
+    """Tries to take the lock; False also if its directory is full, or gone until the watchdog recreates it."""
     with contextlib.suppress(OSError):
         return lock.try_acquire(f"procsv {start.task} service", clock.wall())
     return False

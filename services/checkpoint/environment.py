@@ -1,7 +1,7 @@
 """Give the checkpoint service access to its machine: disk, slots, processes and threads, but not messages.
 
-process.py creates the real environment; the simulation uses one that exists only in memory.  It
-decides nothing.
+process.py creates the real environment; the simulation uses one that exists only in memory.  This
+module decides nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CheckpointEnvironment:
         return scan_slots(self._paths.shm_dir, any_state=True)
 
     def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
-        """Returns the plan that a snapshot carries; None if the slot was reused meanwhile, until the next look."""
+        """Returns the plan that a snapshot carries; None if its slot has been reused, so that the caller retries."""
         with contextlib.suppress(PeerError, OSError):
             reader = SlotReader(slot)
             try:
@@ -96,7 +96,7 @@ class CheckpointEnvironment:
         return self._plan
 
     def sender(self) -> Sender:
-        """Starts to send snapshots to other machines.  UserError if its port is taken."""
+        """Creates the sender of snapshots to other machines.  Raises UserError if its port is taken."""
         forbid_dumps()  # a core dump would contain the keys
         raise_descriptor_limit()
         return Sender(told_state_port(), self._clock)
@@ -106,7 +106,7 @@ class CheckpointEnvironment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[SavableState]:
-        """Returns the staged checkpoints of earlier service processes.  Unfinished ones will fail verification."""
+        """Returns the staged checkpoints that earlier services left.  Unfinished ones will fail verification."""
         paths, found = self._paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
@@ -139,7 +139,7 @@ class CheckpointEnvironment:
         return place_parcel(parcel)
 
     def watch_directory(self, on_change: Callable[[], None]) -> Watch:
-        """Hints at changes in the checkpoint directory by calling `on_change`, from any thread."""
+        """Creates a watch that calls `on_change`, on its own thread, if the checkpoint directory may have changed."""
         return Watch(on_change, self._own_changes)
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:

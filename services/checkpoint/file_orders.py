@@ -1,8 +1,8 @@
-"""Put the files in place that trainers hand over besides their state: Keras' model files.
+"""Put files in place that trainers hand over in addition to their state: Keras' model files.
 
-process.py uses it on its main thread.  The disk thread places files and writes checkpoints in the
-order in which they arrive, so a checkpoint whose state says that a file was saved never precedes
-the file.
+A *parcel* is such a file in shared memory, with the path where it belongs (ipc/shm/file_parcel.py).
+process.py uses this module on its main thread.  The disk thread places files and writes checkpoints
+in the order in which they arrive.  So a file is in place before a checkpoint says that it was saved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_S = 10.0  # pause after a failure
 
 
 class FileOrders:
-    """The parcels whose files are not in place yet."""
+    """The parcels that are not in place yet."""
 
     def __init__(
         self, environment: CheckpointEnvironment, disk: Worker, reply: Callable[[Received, FilePlaced], None]

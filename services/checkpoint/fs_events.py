@@ -1,8 +1,8 @@
 """Turn filesystem events into hints that a directory has changed.
 
 process.py uses it.  Events come late or get lost, so the directory is also scanned at intervals.
-This module reads and decides nothing.  The observer's thread passes a hint on unless this process
-made the change itself.
+This module reads and decides nothing.  The thread that watches the directory passes a hint on,
+unless this process made the change itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procsv.base.clock import Clock
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
-# On these, writes of another machine raise no event here.
+# On these filesystems, another machine's writes raise no event here.
 NETWORK_FILESYSTEMS = (
     "nfs",
     "cifs",
@@ -37,7 +37,7 @@ NETWORK_FILESYSTEMS = (
     "ocfs2",
 )
 
-OWN_S = 3.0  # from the beginning of a commit; the hint at a removal comes half a second late
+OWN_S = 3.0  # how long after a commit begins its files' events are ignored; those of removals come 0.5 s late
 
 
 class OwnChanges:
@@ -52,7 +52,7 @@ class OwnChanges:
         self._until_s: dict[str, float] = {}
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Notes absolute paths that are about to change.  Any thread may call it, one at a time."""
+        """Notes absolute paths that are about to change.  Any thread may call this, but only one at a time."""
         now_s = self._clock.monotonic()
         still = {path: until_s for path, until_s in self._until_s.items() if until_s > now_s}
         self._until_s = still | dict.fromkeys(paths, now_s + OWN_S)
@@ -71,7 +71,7 @@ class Watch:
         self._has_complained = False
 
     def keep_watching(self, directory: Path) -> None:
-        """Watches `directory` if possible, also after it was replaced.  One thread at a time; never raises."""
+        """Watches `directory` if possible, even if it was replaced.  Only one thread at a time; never raises."""
         try:
             there = directory.stat()
         except OSError:
@@ -151,7 +151,7 @@ def is_on_network(directory: Path) -> bool:
 def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
     """Returns the type of the filesystem under an absolute, real path.
 
-    Of two mounts at one point, the later counts.
+    If two filesystems are mounted at one point, the later one hides the other.
     """
     over = [(point, kind) for point, kind in mounts if f"{path}/".startswith(point.rstrip("/") + "/")]
     return max(enumerate(over), key=lambda mount: (len(mount[1][0]), mount[0]))[1][1] if over else ""

@@ -54,7 +54,7 @@ class OrphanShutdown:
             self._keeper.renew(now_s, now_wall_s)
 
     def may_finish(self, now_s: float) -> bool:
-        """Returns True once: when no trainer is left that could hand over a snapshot."""
+        """Returns True once: when no trainer is left that could hand over a snapshot, or when time is up."""
         if self._has_begun_to_finish:
             return False
         if now_s >= self._kill_at_s:
@@ -81,7 +81,7 @@ class OrphanShutdown:
         with contextlib.suppress(OSError):
             if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s, is_brief=True):
                 return
-            # Killed here or below: a stale lock does not count, and the next launch clears the rest.
+            # Killed here or below: the kernel frees a dead process's lock, and the next launch clears the rest.
             if not keep_memory or is_memory_empty(paths):
                 remove_shm_files(paths)
             remove_run_files(paths, keep=frozenset({paths.run_lock}))

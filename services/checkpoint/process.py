@@ -48,12 +48,12 @@ from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
-# The disk thread's niceness.  Training comes first, but a save costs the same processor time at any priority and holds
-# a slot until it ends.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
+# The disk thread's niceness.  Training comes first, but a save costs the same processor time at any niceness and holds
+# a slot until it ends.  With two busy threads on two cores, saving 800 MB takes 1.7 s at 0, 5 s at 5, 15 s at 10.
 NICENESS = 5
 NICENESS_EXAMINING = 10  # of the thread that reads external checkpoints; nothing waits for it
 OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # only the task whose state is saved may send these
-REJECTED_MAX = 100  # rejections that are repeated to peers that connect later
+REJECTED_MAX = 100  # how many rejections are announced again to peers that connect later
 LAST_WORDS_S_MAX = 2.0  # how long to wait at the end for the watchdog to acknowledge our answer to Finish
 
 declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
@@ -132,10 +132,10 @@ class CheckpointService:
                 self._perform(self._core.handle_message(received, now_s))
 
     def _look_at_chief(self) -> None:
-        """Forgets the answer that the last chief got if that chief is dead.
+        """Forgets the answer that the last chief got, if that chief is dead.
 
-        A task of the next generation may ask before the watchdog reports that the chief died, and must
-        not get an answer that may no longer be the newest state.
+        A task of the next generation may ask before the watchdog reports the chief's death.  It must
+        not get that answer, because the state in it may no longer be the newest.
         """
         attempt = self._core.followers.answered_attempt
         chief = self._trainers.get((self._tools.start.chief, attempt))
@@ -144,7 +144,7 @@ class CheckpointService:
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        if not self._has_read:  # otherwise a message has just made us read them
+        if not self._has_read:  # a message or a result that has just arrived has made us read them
             self._read_slots()
         self._has_read = False
         self._environment.restore_plan()
@@ -202,7 +202,7 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
-        """Tells the core which slots exist, and the stored plan until a trainer sends one."""
+        """Tells the core which slots exist, and a plan from a slot or the stored one until a trainer sends its own."""
         slots = self._environment.slots()
         self._core.slots_seen(slots)
         self._mirror.answer_question(slots)
@@ -251,7 +251,7 @@ class CheckpointService:
                 if to.who in server.peers:
                     server.acknowledge(to)
             case actions.Reply(to, body):
-                if to.who in server.peers:  # otherwise the asker is dead
+                if to.who in server.peers:  # if not, the asker is dead
                     server.send_reliable(to.who, body, re=to.seq)
             case actions.Offer(to, body):
                 self._act(actions.Reply(to, replace(body, offer=self._offers.make(body))))
@@ -290,7 +290,7 @@ class CheckpointService:
                     self._disk,
                     lambda: self._store.adopt_checkpoint(plan, examined, own, incarnation),
                     self._core.adopted,
-                    # With no result, the core tries it again.
+                    # Report that nothing was adopted, so that the core tries it again.
                     lambda _, now_s: self._core.adopted(AdoptionResult(examined, own, None), now_s),
                 )
             case actions.MakeOwn(path, plan):  # if it fails, the worker prints why, and one checkpoint too many is kept

@@ -1,8 +1,8 @@
 """Offer snapshots in memory to other machines.
 
-Tasks on other machines start from them, and one machine may keep a copy of the chief's newest.
-process.py uses this module on its main thread.  The first offer creates the sender: a run that stays
-on one machine, or has no tasks that train in step, listens on no port.
+Tasks on other machines start from them, and one machine may keep a copy of the chief's newest
+snapshot.  process.py uses this module on its main thread.  The first offer creates the sender, so a
+run that never needs one listens on no port: all its tasks are on one machine, or none train in step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.environment import CheckpointEnvironment
 
-# After this much silence the copying machine has given up the transfer.  A trainer with two slots takes no snapshot
-# while one is being copied.  So if that machine is lost and the run stops after the peer timeout, a longer wait would
-# keep the run from saving its last step.
+# After this much silence, the machine that copies a snapshot has given up, and the sender lets go of the slot.  A
+# trainer with two slots takes no snapshot while one is being copied.  So if that machine is lost and the run stops
+# after the peer timeout, a longer wait would keep the run from saving its last step.
 SILENCE_S = SILENCE_S_MAX + 1.0
 
 
@@ -33,7 +33,7 @@ class StateOffers:
         self._has_failed = False
 
     def make(self, told: RestoreFrom) -> StateOffer | None:
-        """Returns how to fetch the slot in `told`; None if it cannot be fetched and the asker must use a checkpoint."""
+        """Returns how to fetch the slot in `told`; None if it cannot be fetched, so that a checkpoint must do."""
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
         return self.of_slot(slot, told.path)
 
@@ -81,7 +81,7 @@ class MirrorSource:
         if self._asked is None:
             return
         received, after = self._asked
-        if received.who not in self._server.peers:  # the asker is gone, or its coordinator is
+        if received.who not in self._server.peers:  # the asker, or the coordinator that relays for it, is gone
             self._asked = None
             return
         whole = [slot for slot in slots if slot.task == self._chief and slot.run == self._run]

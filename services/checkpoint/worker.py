@@ -19,11 +19,11 @@ from procsv.base.errors import strip_numbers
 
 T = TypeVar("T")
 IO_PRIORITY_LAST = 7  # the lowest priority in the best-effort class
-JOIN_S_MAX = 2.0  # wait when the process ends; a job that is still stuck ends with the process
+JOIN_S_MAX = 2.0  # how long `close` waits for a job; one that is still stuck ends with the process
 
 
 class Outcomes:
-    """The results of jobs, as calls for the main thread to make."""
+    """The results of jobs: each is a call that the main thread has yet to make."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, name: str, outcomes: Outcomes, niceness: int = 0) -> None:
         self._outcomes = outcomes
-        self._niceness = niceness  # for this thread and those that it starts; if set, its disk priority is lowest, too
+        self._niceness = niceness  # also for threads that this one starts; if set, its disk priority is the lowest, too
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._begun = self._ended = 0  # number of jobs
         self._failure, self._repeats = "", 0  # the last failure since a success, and how often it was repeated

@@ -5,7 +5,7 @@ writes.  So the run that began last owns the directory, and `procsv-writer.json`
 Every other run notices: it reads the file before it changes an object, and once more after it has
 replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list back,
 and the owner lists its own checkpoints again with its next save.  One loss remains: if, in the very
-call after such a check, it overwrites the owner's checkpoint of the same step, that one is damaged.
+call after such a check, it overwrites the owner's checkpoint of the same step, that cannot be restored.
 """
 
 from __future__ import annotations
