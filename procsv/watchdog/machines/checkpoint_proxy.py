@@ -135,7 +135,7 @@ class CheckpointProxy:
             self.server.send_reliable(asked.who, here, re=asked.seq)
 
     def _not_fetched(self, asked: Received, told: checkpoint_messages.RestoreFrom, why: str) -> None:
-        """Ask for the state on disk instead: it is the same, or will be."""
+        """Ask for a state on disk instead. The service answers once it has saved this one there."""
         if not self._has_failed:
             self._has_failed = True
             self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")

@@ -58,7 +58,7 @@ class Coordinator:
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         """Gather the members and form the run.
 
-        Raises UserError if some do not come; the ones that came are told why there is no run.
+        Raises UserError if some do not come, after telling the ones that came why there is no run.
         """
         start, clock = launch.start, launch.clock
         wait = wait_with_lease(start.paths, opened.lease, clock, launch.wait)
@@ -97,11 +97,11 @@ class Coordinator:
 class MemoryCopyRestore:
     """Fetches the newest copy of the chief's memory for a coordinator that follows a lost one.
 
-    That is while the run is formed, before anything is started. Any launch that has come may have a
-    copy. The checkpoint service finds the fetched copy among this machine's snapshots and decides as
-    always: it restores the copy if it is whole, belongs to this logdir, and is newer than everything
-    on disk. A kill in here leaves a draft, or the copy, which the next launch finds; the other launches
-    keep theirs.
+    It does so while the run is formed, before anything is started. Any launch that has come may
+    have a copy. The checkpoint service finds the fetched copy among this machine's snapshots and
+    decides as always: it restores the copy if it is whole, belongs to this logdir, and is newer
+    than everything on disk. A kill in here leaves a draft, or the copy, which the next launch
+    finds; the other launches keep theirs.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class MemoryCopyRestore:
         self.entries: list[Entry] = []  # journal entries, written once the journal is open
 
     def fetch_newest(self, offers: Offers) -> None:
-        """Fetch the newest useful copy. If it cannot be had, try the next one, and leave the rest
-        to the checkpoint.
+        """Fetch the newest useful copy. If that fails, try the next one; if all fail, the run
+        resumes from the checkpoint.
         """
         with contextlib.closing(self.take_in_turns(offers)) as turns:
             for over in turns:
@@ -138,14 +138,14 @@ class MemoryCopyRestore:
                 self._wait(0.0)
 
     def take_in_turns(self, offers: Offers) -> Turns:
-        """Do the same in steps: a fetch runs between two steps, and closing the generator abandons
-        it.
+        """Do the same as a generator, which yields while a fetch is under way. Closing it abandons
+        the fetch.
         """
         ways: list[tuple[Copy, Callable[[], Way]]] = [
             (Copy(one.run, one.offer.sequence, one.step), partial(self._fetch, who, one)) for who, one in offers
         ]
         files = self._files()
-        if (here := files.newest()) is not None:  # this machine kept another one's
+        if (here := files.newest()) is not None:  # this machine has kept a copy of another one's memory
             ways.append((_copy_of(here), partial(self._move, files, here)))
         own = [_copy_of(slot) for slot in self._slots_here() if slot.task == self._chief]
         newer, has_one = newer_copies(ways, own, self._saved_step, self._last_run()), False
@@ -154,7 +154,7 @@ class MemoryCopyRestore:
             if has_one:
                 break
         if here is not None and (has_one or not newer):
-            files.remove()  # it is here now, or useless
+            files.remove()  # our snapshots now include a copy, or no copy is useful
 
     def _files(self) -> MemoryCopyFiles:
         return MemoryCopyFiles(self._start, self._host)

@@ -50,11 +50,11 @@ from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_until_heard
 
 LOOK_S = 0.2  # between two checks for a signal, while waiting for launches
-OUTLIVE_S = 0.5  # publish our term again before members accept a stale refusal (REFUSAL_S in joining.py)
+OUTLIVE_S = 0.5  # between two checks for a stale refusal; members believe one only later (REFUSAL_S in joining.py)
 SAID_AFTER_S = 5.0  # when to report which launches are missing
 REPLACED = "a newer launch with the same task has joined the run and replaces this one"
 REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
-ASKED_S_MAX = 5.0  # how long to wait for members that ask, to refuse them, if no file tells them
+ASKED_S_MAX = 5.0  # how long to wait for members to ask, so that we can refuse them, if no file does
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
@@ -134,8 +134,8 @@ class Forming:
     def _outlive_refusal(self) -> None:
         """Publish our term again if a refusal replaced it.
 
-        A second coordinator of this same start finds the logdir taken by us, and refuses its
-        members. They are our members too.
+        A second coordinator of this start of the job finds the logdir taken by us, and refuses its
+        members, which are ours, too.
         """
         newest = newest_term(self._start.paths, self._placement.scheduler)
         if newest is not None and newest.refused:
@@ -176,8 +176,8 @@ class Forming:
         return any(_served(received) is not None for received in self._asked.values())
 
     def adopt(self, ports: HeldPorts) -> SurvivingTasks:
-        """Return the tasks that continue, once our own address is held; NothingToAdopt if all must
-        begin anew.
+        """Return the tasks that continue, and hold the address at which they look for our own task.
+        NothingToAdopt if all tasks must restart.
         """
         newcomers = [self._newcomer(task, received) for task, received in self._asked.items()]
         survivors = adopt(newcomers, self._start.settings)
@@ -213,8 +213,8 @@ class Forming:
                 del self._asked[task]
 
     def wants_copy(self, survivors: SurvivingTasks | None) -> bool:
-        """Whether the chief's memory is of use; with surviving parameter servers, these have the
-        newest variables.
+        """Whether a copy of the chief's memory is useful. It is not if parameter servers survive,
+        because they have the newest variables.
         """
         return survivors is None or all(task.role != PS for task in self._placement.tasks)
 

@@ -38,9 +38,9 @@ from procsv.watchdog.machines.term_sources import find_terms
 
 LOOK_S = 0.1  # between two looks for a term
 LOOK_AGAIN_S = 1.0  # between two looks for a newer term, while the coordinator does not answer
-OVER_S = 5.0  # a run that ends and begins again at once has begun by then
+OVER_S = 5.0  # a run that restarts right after its end has begun again within this time
 SAID_AFTER_S = 5.0
-REFUSAL_S = 2.0  # believe a refusal after this time: one left by an earlier start is replaced before that
+REFUSAL_S = 2.0  # believe a refusal only after this time: a coordinator that has the logdir replaces a stale one sooner
 LINGER_MS = 500  # for acknowledgements to be sent
 
 
@@ -53,11 +53,11 @@ class Joined:
 
 
 class BegunAnew(Exception):
-    """The previous run does not continue; the text says why. We must ask again, with nothing of it."""
+    """The previous run does not continue; the text says why. We must end our task and ask again."""
 
 
 class Asked:
-    """A question to the coordinator of a term, whose answer is polled, so that waiting blocks
+    """A question to the coordinator of a term. Its answer is polled, so that waiting for it blocks
     nothing.
     """
 
@@ -67,10 +67,10 @@ class Asked:
         client.send_reliable(question)
 
     def poll_answer(self) -> Joined | None:
-        """Return the answer, if it has come. UserError if it is a refusal; BegunAnew.
+        """Return the answer; None if it has not come yet. UserError if it is a refusal; BegunAnew.
 
-        Any other message is for a launch that had our place before. It is not acknowledged, because
-        nothing has carried it out.
+        Other messages are orders for a launch that had our place before. They are not acknowledged,
+        because nothing has carried them out.
         """
         self.client.resend_due()
         while (received := self.client.receive()) is not None:
@@ -175,8 +175,8 @@ class Joining:
     def _ask(self, term: Term, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined | None:
         """Return the coordinator's answer; None if its run has ended, or the answer does not come.
 
-        We wait a little longer than the coordinator waits for the others, because it knows better
-        which launch is missing.
+        We wait a little longer than the coordinator waits for the other launches, so that it gives
+        up first: it knows which launch is missing, and can say so.
         """
         settings = self._start.settings
         limit_s = settings.coordinator_timeout_s + settings.peer_timeout_s
@@ -219,9 +219,9 @@ class Joining:
 class Rejoining:
     """Finds the next coordinator after the loss of ours, while the task continues.
 
-    Used by member_loop.py, which polls `find_coordinator` in its turns. The newest term of our own
-    start decides: its author has the logdir, and the previous coordinator, which may only be cut
-    off, no longer counts. A kill in here is like the loss of any member.
+    Used by member_loop.py, which polls `find_coordinator` in its turns. The newest term of this
+    start of the job decides: the coordinator that wrote it has the logdir. We obey the previous one
+    no longer, even if it is only cut off. A kill in here is like the loss of any member.
     """
 
     def __init__(self, joining: Joining, run: str, waiter: Waiter, clock: Clock) -> None:
@@ -230,7 +230,7 @@ class Rejoining:
         self._asked: Asked | None = None
         self._look_s = 0.0
         self._over_s: float | None = None  # when our run was first seen to be over
-        self.follower = ""  # the host of a newer coordinator; once it is set, ours no longer counts
+        self.follower = ""  # the host of a newer coordinator; once it is set, we no longer obey ours
 
     def find_coordinator(self, served: Callable[[], Served | None]) -> Joined | None:
         """Return the coordinator that has accepted us since the last call, if any.
@@ -248,10 +248,10 @@ class Rejoining:
         return None
 
     def _look_for_term(self, served: Callable[[], Served | None]) -> None:
-        """Ask the author of a newer term, if there is one.
+        """Ask the coordinator of a newer term, if there is one.
 
-        A refusal does not count: another start of ours may have found the logdir taken by our own
-        run.
+        Ignore a refusal: it may come from a second coordinator of this job, which found the logdir
+        taken by our own run.
         """
         term = self._joining.newest_term()
         if term is None or term.refused or term.run == self._run:
@@ -269,7 +269,7 @@ class Rejoining:
     def _look_for_end(self) -> None:
         """Raise RunIsOver if our run has ended and no run follows at once.
 
-        A run follows at once where a spare takes the place of a lost machine, for example.
+        One follows at once if a spare takes the place of a lost machine, for example.
         """
         exit_code, now_s = self._joining.read_end(self._run), self._clock.monotonic()
         if exit_code is None:

@@ -1,8 +1,8 @@
 """Run a launch as a member of a run on several machines, from its start to its exit code.
 
-Called by main.py if a scheduler placed the launch beside others, and another one has the task whose
-state is saved. A member has directories of its own, named by task: two members may be on one
-machine, and all see the same logdir.
+Called by main.py for each launch of such a run except the coordinator. A member has directories of
+its own, named after the task that the scheduler gave it: two members may be on one machine, and all
+see the same logdir.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 
 
 class _Member(NamedTuple):
-    """What stays the same of this launch when its coordinator changes."""
+    """The parts of this launch that stay the same when its coordinator changes."""
 
     launch: Launch  # its Start has this member's directories
     placement: Placement
-    opened: OpenedRun  # the hold on these directories
+    opened: OpenedRun  # holds these directories
     variables: Mapping[str, str]  # its task's environment
     files: MemoryCopyFiles
 
@@ -61,8 +61,9 @@ class _Member(NamedTuple):
 def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
     """Serve the run's coordinator until the run is over; return the coordinator's exit code.
 
-    `secret`: shared by all launches, if not empty. Returns BeginAgain if this launch takes part in
-    the next run, because this one lost a machine or did not survive its coordinator.
+    Return BeginAgain if this launch must restart to take part in the next run: the run has lost a
+    machine, or its tasks cannot continue under the next coordinator. `secret`: shared by all
+    launches, if not empty.
     """
     own = with_own_directories(start, placement)
     launch = make_launch(own, Console())
@@ -110,7 +111,7 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     """Replace the directories in `start` with this member's: for records in the logdir, sockets and
     locks, and memory.
     """
-    launch = str(placement.launch)  # not the task: its previous host may only be cut off, and still running
+    launch = str(placement.launch)  # not the task: its previous host may be cut off and still use those directories
     name = hashlib.sha256(f"{start.run_dir}\n{launch}".encode()).hexdigest()[:16]
     home = start.paths.tasks / launch
     return msgspec.structs.replace(
@@ -123,10 +124,10 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
 
 
 def find_copy_files(start: Start, placement: Placement) -> MemoryCopyFiles:
-    """Return this machine's memory copy files, reached at the task's own address if the cluster
-    gives it one.
+    """Return the memory copy files of this machine.
 
-    That matters for a pod, whose own host name is unknown to the others.
+    Other machines reach them at the host that the cluster names for our task, if it names one. They
+    need that for a pod, whose own host name they cannot resolve.
     """
     has_address = placement.addresses is not None and placement.task in placement.addresses
     is_named = has_address or placement.kind == "indexed-job"
@@ -134,8 +135,8 @@ def find_copy_files(start: Start, placement: Placement) -> MemoryCopyFiles:
 
 
 def _request(launch: Launch, placement: Placement) -> OpenRequest:
-    """Ask for this member's directories. The coordinator can tell a launch from one that had its
-    place on another machine.
+    """Return the request for this member's directories. Their lease is not watched: if a launch on
+    another machine had our place, the coordinator decides which of us has it.
     """
     what = f"procsv launch, {placement.task} of {launch.start.target}"
     return msgspec.structs.replace(launch.request(what, launch.wait), watches_lease=False)

@@ -1,7 +1,7 @@
-"""Run a member's event loop, which serves the local host and its task to the coordinator.
+"""Run a member's event loop, which runs the member's task on the coordinator's orders.
 
 Made by member.py. Orders come in, and reports go out. The loop decides nothing about the task, not
-even whether it is restarted; core/member.py decides what a member does by itself.
+even whether to restart it; core/member.py decides what a member does by itself.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class MemberLoop:
         self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
         self._rejoining, self._is_cut = rejoining, False  # is_cut: we no longer listen to our coordinator
         self._ready_of = self._in_step_of = 0  # the attempt that has finished its first step, and that trains in step
-        self._offered = 0  # the attempt reported to the next coordinator
+        self._offered = 0  # the attempt that we reported to the next coordinator
         self._freezes = Freezes()  # from the coordinator's fault plan
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
-        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # its task, and the spares, in the next run
+        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # our task, and the spares, in the next run
         self.begins_anew = False  # the previous run does not continue
         self.needs_no_copy = False  # the run is over, or continues without us; False if its coordinator was lost
 
@@ -186,7 +186,7 @@ class MemberLoop:
             case member_messages.TellTask(task, incarnation, body) if incarnation == self.incarnation:
                 self._host.send(task, decode_body(body))
             case member_messages.CoordinatorBeat():
-                self._send_beat(self._clock.monotonic())  # all members answer now, while the coordinator is awake
+                self._send_beat(self._clock.monotonic())  # at once, so that the coordinator wakes once for all members
             case member_messages.TellState(_, incarnation, body):
                 self._checkpoint_proxy.pass_answer(incarnation, decode_body(body))
             case member_messages.KeepMirror(bytes_per_s) if self._copy_keeper is not None:

@@ -1,8 +1,8 @@
-"""Handle launches that ask to join an active run, restarted after a kill.
+"""Handle launches that ask to join a run that is already active.
 
-They may be on the same machine or on another. Used by remote_tasks.py. core/membership.py decides
-whether the previous launch is dead. If this process is killed at any point, the asking launch finds
-the next coordinator's term.
+A scheduler has started such a launch in place of one that was killed, on the same machine or on
+another. Used by remote_tasks.py. core/membership.py decides whether the previous launch is dead. If
+this process is killed at any point, the asking launch finds the next coordinator's term.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.machines.core.membership import Claim, Member, Membership, judge_claim
 
 GONE_ON = "the run counted this machine as lost, and another one has its task"
-PATIENCE = 2  # peer timeouts for the previous launch to fall silent; after that, both launches are alive
+PATIENCE = 2  # for this many peer timeouts we wait for the previous launch to fall silent; then both must be alive
 
 
 class WaitingLaunch(msgspec.Struct, frozen=True):
@@ -38,12 +38,12 @@ class Newcomers:
         self._timeout_s = start.settings.peer_timeout_s
 
     def tell_term(self, received: Received) -> None:
-        """Answer which run there is, where no file says it."""
+        """Answer which run this is. A launch asks if no term's file says so."""
         self._server.send_reliable(received.who, member_messages.TermTold(self._start.run))
 
     def asks(self, received: Received, join: member_messages.Join) -> Claim:
-        """Return the launch's claim. On AGAIN and SUCCEEDS the caller welcomes it; other claims are
-        answered here.
+        """Return the launch's claim. For AGAIN and SUCCEEDS, the caller must welcome the launch;
+        other claims are answered here.
         """
         number = received.task.index
         member = self._members.find(number)
@@ -60,7 +60,7 @@ class Newcomers:
             claim = Claim.WAITS
         if claim not in (Claim.AGAIN, Claim.SUCCEEDS):
             before, since_s = self._waiting.get(number), self._clock.monotonic()
-            if before is not None and before.join.launch == join.launch:  # on another connection
+            if before is not None and before.join.launch == join.launch:  # the same launch, on another connection
                 since_s = before.since_s
             self._waiting[number] = WaitingLaunch(received, join, since_s)
             if claim is Claim.BEGINS:
@@ -86,8 +86,8 @@ class Newcomers:
             self._server.send_reliable(received.who, member_messages.Refused(why, exit_code), re=received.seq)
 
     def take_place(self, member: Member) -> Member | None:
-        """Return the launch that waits for the place of `member`, which is lost; it has the place
-        in the next run.
+        """Give the place of `member`, which is lost, to the launch that waits for it, and return
+        that launch; None if none waits. It gets the task when the run restarts.
         """
         if (waiting := self._waiting.get(member.number)) is None:
             return None
@@ -113,7 +113,7 @@ class Newcomers:
     def refuse_all(self, exit_code: int) -> list[int]:
         """Tell the waiting launches that the run is over; return their numbers.
 
-        They are not notified of a run that begins again; they find its new term.
+        Not for a run that restarts: then they find its new term.
         """
         for waiting in self._waiting.values():
             if (peer := self._server.peers.get(waiting.received.who)) is not None:

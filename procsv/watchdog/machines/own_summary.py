@@ -2,8 +2,8 @@
 
 Used by member_loop.py. core/services.py decides when it is restarted and whether it hangs, as on
 the coordinator's machine. If the service is given up, the task trains on without event files. At
-the end, or if this launch is killed, its lifeline breaks: it ends after its clients have ended,
-with all that they sent in the files.
+the end, or if this launch is killed, the service's lifeline closes. The service ends after its
+clients, once all that they sent is in the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.host.processes import Processes
 
-END_MARGIN_S = 2.0  # on top of the grace, which the service keeps by itself
+END_MARGIN_S = 2.0  # on top of the grace period, which the service observes by itself
 
 
 class OwnSummary:
@@ -54,8 +54,8 @@ class OwnSummary:
 
     @property
     def lost(self) -> ServiceLost | None:
-        """The message for the task once the service is given up: nothing that it flushes is written
-        any more.
+        """What to tell the task once the service is given up: nothing that the task flushes will be
+        written. None before.
         """
         service = self._service
         if service.state is not ServiceState.LOST:

@@ -1,7 +1,8 @@
 """Pass questions from tasks on other machines to the local checkpoint service.
 
-Each question has a connection of its own. Used by remote_tasks.py. To the service they look like
-the tasks themselves; its messages other than the answer are dropped.
+Used by remote_tasks.py. A task asks which state to start from. Each question has a connection of
+its own, which looks like the task itself to the service. Only the answer is passed on; the
+service's other messages are dropped.
 """
 
 from __future__ import annotations

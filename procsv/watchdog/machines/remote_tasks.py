@@ -268,7 +268,7 @@ class RemoteTasks(RemoteHost):
         return [events.Said(said.task, said.incarnation, body)]
 
     def _lost(self, member: Member) -> list[events.Event]:
-        """Return the events of a member's loss. Nothing that it was ordered will be answered."""
+        """Return the events of a member's loss. It will answer none of its open orders."""
         newcomer = self._newcomers.take_place(member)
         if newcomer is None:
             self._server.forget(member_id(member.number), 2**31)
@@ -296,7 +296,7 @@ class RemoteTasks(RemoteHost):
         return []
 
     def _succeed(self, dead: Member, join: member_messages.Join) -> list[events.Event]:
-        """Give a killed launch's place to another launch; the task has ended with the first one."""
+        """Give a killed launch's place to another launch. The task died with the killed one."""
         self._forget(dead)
         if self._copy_relay is not None:
             self._copy_relay.forget_member(dead)
@@ -309,9 +309,9 @@ class RemoteTasks(RemoteHost):
         self._questions.withdraw_question(member.task)
 
     def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
-        """Add to `news` the events that answer open orders, which its member can no longer answer.
+        """Add to `news` the answers to the open orders, which the task's member can no longer give.
 
-        Nothing was started, and nothing is left to clear away.
+        They say that nothing was started, and that nothing is left to clear away.
         """
         what = [news]
         if (incarnation := self._starting.pop(task, None)) is not None:
@@ -366,8 +366,8 @@ class RemoteTasks(RemoteHost):
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tell all members how the run has ended, and wait a limited time for them to receive it.
 
-        `restarts_elsewhere`: tell them to begin again, and return the launches that have no task
-        then. None: they do not begin again, or there are too few.
+        `restarts_elsewhere`: tell them to restart, and return the launches that will have no task.
+        None: they do not restart, or there are too few.
         """
         places = self._members.next_hosts() if restarts_elsewhere else None
         spares = tuple(name for name in places or () if name.role == SPARE)
@@ -393,8 +393,8 @@ class RemoteTasks(RemoteHost):
 def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
     """Wait until `members` have acknowledged everything that they were sent, for at most `limit_s`.
 
-    A coordinator does this at the end of a run, or if forming finds that there is none. Messages
-    that come meanwhile are dropped.
+    A coordinator does this at the end of a run, or after refusing the members of a run that it does
+    not form. Messages that come in during the wait are dropped.
     """
     waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
     waiter.register(server)

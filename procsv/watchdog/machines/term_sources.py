@@ -1,4 +1,4 @@
-"""Find the coordinator's term, and the keys for speaking to it.
+"""Find the coordinator's term, and the keys to speak to the coordinator.
 
 Used by joining.py. If all launches share a secret, the keys are derived from it; otherwise the
 term's file holds them. With a secret, and a scheduler that names the coordinator's host, there is

@@ -147,8 +147,8 @@ class Orphans:
         return bool(self._told)
 
     def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
-        """End the orphans, but leave a program the time to save and end by itself, and the orphans
-        that may serve it.
+        """End the orphans, but none while a program may still save and end by itself, because they
+        may serve it.
 
         Return the pids that are alive. `heirs`: returns the holders of the logdir's lock, None if
         there are none. A holder without the mark is not an orphan, and the marked processes may

@@ -41,13 +41,13 @@ class SurvivingTasks(msgspec.Struct, frozen=True):
 
 
 class NothingToAdopt(Exception):
-    """Everything must start from the beginning; the text says why."""
+    """All tasks must restart; the text says why."""
 
 
 def adopt(newcomers: Sequence[Newcomer], settings: LaunchSettings) -> SurvivingTasks:
-    """Return what continues of the tasks that `newcomers` have; at least one has something.
+    """Return the tasks of the previous run that continue; NothingToAdopt if they cannot.
 
-    `settings`: this launch's. Raises NothingToAdopt.
+    At least one of `newcomers` has something of that run. `settings`: this launch's.
     """
     first, *others = (one for one in newcomers if one.cluster is not None)
     assert first.cluster is not None

@@ -1,8 +1,8 @@
 """Decide what a member of a run on several machines does without orders.
 
-Pure. member_loop.py reports what happens, and carries out what this module decides. While the
-coordinator is there, it decides. A member that hears nothing from it lets its task continue long
-enough for a scheduler to bring the coordinator back, and then ends it:
+Pure. member_loop.py reports what happens, and carries out what this module decides. A member obeys
+its coordinator. If it hears nothing from the coordinator, it lets its task continue long enough for
+a scheduler to bring the coordinator back, and then ends the task:
 
     SERVING  -- silence --> ADRIFT -- heard again --> SERVING
     ADRIFT -- adopted by the next coordinator --> SERVING
@@ -89,7 +89,7 @@ class MemberCore(msgspec.Struct):
     state: MemberState = MemberState.SERVING
     exit_code: int = exit_codes.RESUMABLE
     why: str = ""  # why it leaves
-    late_s: float | None = None  # when to kill what was asked to end
+    late_s: float | None = None  # when to kill the task, which was to end by then
 
     def handle(self, event: MemberEvent, now_s: float) -> tuple[Act, ...]:
         row = TRANSITIONS.get((self.state, event))
@@ -109,12 +109,12 @@ class MemberCore(msgspec.Struct):
         return acts
 
     def adopted(self, coordinator: str, now_s: float) -> tuple[Act, ...]:
-        """Another coordinator, on that host, has taken over this member and its task as they are."""
+        """Note that another coordinator, on that host, has taken over this member and its task."""
         self.coordinator = coordinator
         return self.handle(MemberEvent.ADOPTED, now_s)
 
     def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
-        """The coordinator says that the run is over, and with which exit code."""
+        """Kill the task and leave with that exit code: the run is over for this member."""
         self.exit_code, self.why = exit_code, self.why or "the run is over"
         return self.handle(MemberEvent.TOLD_END, now_s)
 

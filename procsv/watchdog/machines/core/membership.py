@@ -4,9 +4,9 @@ Pure. A member is the watchdog on another machine, and hosts one task. It counts
 `peer_timeout_s` without a message. Whether its machine is gone, cut off or frozen cannot be known
 here and does not matter: the run no longer counts on what it hosts.
 
-Two living launches never have the same task. A newcomer gets a place that another launch has at
-once if its lock proves that the previous launch is dead, and otherwise only when that launch counts
-as lost.
+Two living launches never have the same task. If a newcomer asks for the place of another launch, it
+gets the place at once if its lock proves that the other launch is dead. Otherwise it waits until
+that launch counts as lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from procsv.watchdog.core.events import Noted, TaskLost
 
 BEAT_S_MAX = 2.0  # between two beats of a member, and of the coordinator
 BEATS_MISSED = 5  # a member is lost after at least this many missed beats
-STOOD_STILL_S = 2.0  # after such a gap between two checks (normally 0.5 s), this process itself stood still
+STOOD_STILL_S = 2.0  # a longer gap between two checks (normally 0.5 s) means that this process itself stood still
 STRETCH_S = 10.0  # messages are compared over this time: a few beats, and too short for clocks to drift apart
 
 
@@ -38,8 +38,8 @@ class OtherClock(msgspec.Struct):
     """The monotonic clock of another machine, estimated from the times in its messages.
 
     The smallest recent difference comes from the fastest message, so it is the best estimate. Older
-    differences are dropped, because clocks drift, and because the clock of a machine that its
-    hypervisor paused stood still meanwhile.
+    differences are dropped, because clocks drift, and because a machine's clock stands still while
+    a hypervisor pauses the machine.
     """
 
     ahead_s: float | None = None  # how far our clock is ahead of theirs
@@ -194,8 +194,8 @@ class Membership:
     def newly_lost(self, now_s: float) -> list[Member]:
         """Return the members that died or became silent since the last call; they stay lost.
 
-        If this process itself stood still, messages that arrived meanwhile get one beat's time to
-        be received first. That holds for at most every other check, because a process that always
+        If this process itself stood still, it first takes one beat's time to receive the messages
+        that arrived meanwhile. It does so at most at every other check: a process that always
         stands still would otherwise never lose a member.
         """
         before_s, self._looked_s = self._looked_s, now_s
@@ -234,7 +234,7 @@ def judge_claim(member: Member | None, join: Join) -> Claim:
     if join.launch and member.launch == join.launch:
         return Claim.AGAIN
     if join.served is not None:
-        return Claim.GONE  # it was lost, and has been replaced
+        return Claim.GONE  # the asking launch was lost, and has been replaced
     if not member.takes_orders:
         return Claim.WAITS  # the run is about to end, or to begin again
     if join.lock is None or not join.lock.follows(member.lock):
@@ -244,8 +244,8 @@ def judge_claim(member: Member | None, join: Join) -> Claim:
 
 # -- what the loss of a member means for the run, as an event for its core --------------------------------------------
 def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is_killed: bool = False) -> TaskLost:
-    """The machine that has the task is silent, or its launch was killed (`is_killed`), as another
-    launch there has shown. `spare`: the host that can take over the task; "" if none.
+    """The machine that has the task is silent, or its launch was killed (`is_killed`): another
+    launch there has proved that. `spare`: the host that can take over the task; "" if none.
     """
     why = f"{host} has been silent for {show_duration(silent_s)}"
     if is_killed:
@@ -262,8 +262,8 @@ def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is
 
 
 def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
-    """The launch that had the task or place, process `before`, was killed, and another launch on
-    its machine takes over, process `pid`.
+    """The task's launch (process `before`) was killed, and another launch on its machine (process
+    `pid`) takes over.
     """
     return TaskLost(
         task=task,
@@ -274,7 +274,7 @@ def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
 
 
 def spare_lost(name: TaskId, host: str, silent_s: float) -> Noted:
-    """A machine without a task is silent. `silent_s`: 0.0 if it announced that it leaves."""
+    """A spare machine is silent, or has announced its end (`silent_s`: 0.0)."""
     why = f"{host} has been silent for {show_duration(silent_s)}" if silent_s else f"{host} announced its end"
     entry = entries.SpareLost(host=host, silent=round(silent_s, 3))
     text = f"{why}; it is a spare without a task, and will not take one over"

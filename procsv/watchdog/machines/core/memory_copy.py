@@ -56,11 +56,11 @@ def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_ste
 # the interval, if the link is fast enough. The average rate over all copies bounds the cost to both machines: when
 # snapshots come faster, some are skipped, and the newest is fetched.
 AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to send, a seventh to receive and check
-PROCESSORS = 8  # a machine can afford that much for every so many processors, and at least once
+PROCESSORS = 8  # a machine can afford AVERAGE_BYTES_PER_S for every so many processors, and at least once
 START_BYTES_PER_S = 64 * 2**20  # for the first copy; later ones go at least as fast, if the link allows
 BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # for a single copy; the maximum also bounds the average
-TRAVEL_SHARE = 0.1  # of the snapshot interval, in which a copy should travel
-WAY_SHARE = 0.75  # of the link's observed rate; the rest is for training, which may have used some of it then, too
+TRAVEL_SHARE = 0.1  # a copy should travel in this part of the snapshot interval
+WAY_SHARE = 0.75  # of the rate observed on the link; training has the rest, and may have used some while we observed
 FASTER = 2.0  # than the previous copy, at most
 TRIES_MORE = 1.02  # after each copy that was on time, the link's assumed rate rises by this factor
 # A copy is late if it takes longer than LATE times its expected time plus LATE_S. After two late copies in a row, or
@@ -83,7 +83,8 @@ def affordable(processors: float) -> float:
 class TransferRate(msgspec.Struct):
     """Decides when the keeper asks for the next snapshot, and how fast it may travel.
 
-    Times are monotonic seconds. `due_s` None: there is nothing to ask until something else happens.
+    Times are monotonic seconds. `due_s` None: an order or an answer must come before the next
+    request.
     """
 
     due_s: float | None = None
@@ -96,8 +97,8 @@ class TransferRate(msgspec.Struct):
     _offered_s: float = 0.0
 
     def begin_transfers(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
-        """Begin with a new machine. `average`: the bytes per second over all copies that both
-        machines can afford.
+        """Begin transfers from a machine, and forget what was observed before. `average`: the bytes
+        per second over all copies that both machines can afford.
         """
         self.due_s, self.failures, self._carries, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
         self.average, self.bytes_per_s = average, START_BYTES_PER_S

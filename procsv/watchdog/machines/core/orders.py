@@ -1,8 +1,9 @@
-"""Send orders to one member in order, each until it is acknowledged, and none to a dead attempt.
+"""Queue the orders for one member, and withdraw the ones for a dead attempt.
 
-Pure. Used by watchdog/machines/remote_tasks.py. A broken connection loses the messages under way,
-and what is sent again comes later. Without this queue an order could overtake the one before it,
-and arrive before the attempt that it is for.
+Pure. Used by watchdog/machines/remote_tasks.py. Only the first order is under way; the next one
+waits until the member has acknowledged it. Without this queue, an order could overtake the one
+before it: a broken connection loses the messages under way, and they are resent later. Then an
+order might arrive before the attempt that it is for has started.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Orders:
         self._is_sent = False
 
     def acknowledged(self, order: object) -> None:
-        """Note that the member has carried out `order`; an order that is not under way is old news."""
+        """Note that the member has carried out `order`. Ignore an order that is not under way."""
         if self._is_sent and self._open and self._open[0] is order:
             self._open.popleft()
             self._is_sent = False

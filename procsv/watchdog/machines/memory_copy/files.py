@@ -27,9 +27,8 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 class MemoryCopyFiles:
     def __init__(self, start: Start, host: str, reached_at: str = "") -> None:
-        """`start`: the run's or its coordinator's, not one with a member's own directories. `host`:
-        this machine's name. `reached_at`: the name by which other machines find this one, if it
-        differs.
+        """`start`: has the run's directories, not a member's own. `host`: this machine's name.
+        `reached_at`: the name by which other machines find this one, if it differs.
         """
         self.reached_at = reached_at or host
         shm = Path(start.shm_dir)
@@ -42,8 +41,8 @@ class MemoryCopyFiles:
     def make_room(self, size: int) -> None:
         """Check that a second copy of `size` bytes fits beside the kept one; NoRoom if it does not.
 
-        As much again must stay free, because a task on this machine may have to fetch the same
-        state.
+        As many bytes again must stay free, because a task on this machine may have to fetch the
+        same state.
         """
         make_private_dir(self.directory)
         free = free_bytes(self.directory)
@@ -53,7 +52,7 @@ class MemoryCopyFiles:
             )
 
     def keep_only(self, path: Path) -> None:
-        """Remove all copies but `path`. If this is killed halfway, the newest one counts."""
+        """Remove all copies but `path`. If this is killed halfway, the newest copy is used."""
         for other in self.directory.glob("slot.*"):
             if other != path:
                 other.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """Keep a current copy of the chief's memory on a member.
 
-The copy is fetched again and again, and kept if the coordinator is lost. Used by member_loop.py
-once the coordinator has ordered it. A newer copy replaces the kept one only when it is whole, in
-one step. A kill at any point leaves the newest whole copy, which the next launch on this machine
-offers (`OfferedMemoryCopy`).
+The keeper fetches each new snapshot that the transfer rate allows, and holds on to its copy if the
+coordinator is lost. Used by member_loop.py once the coordinator has ordered a copy. A newer copy
+replaces the kept one only when it is whole, in one step. A kill at any point leaves the newest
+whole copy, which the next launch on this machine offers (`OfferedMemoryCopy`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class MemoryCopyKeeper:
         say: Callable[[str], None],
         bytes_per_s: float = AVERAGE_BYTES_PER_S,
     ) -> None:
-        """`run`, `host`: the coordinator's. `say`: prints to the console. `bytes_per_s`: what this
-        machine can afford, over all copies.
+        """`run`, `host`: the coordinator's. `say`: prints to the console. `bytes_per_s`: the
+        average rate over all copies that this machine can afford.
         """
         self._bytes_per_s = bytes_per_s
         self._files, self._clock, self._say = files, clock, say
@@ -58,8 +58,8 @@ class MemoryCopyKeeper:
         waiter.register(self._wake_fd.fd)
 
     def begin_copies(self, bytes_per_s: float) -> None:
-        """Begin to keep a copy. `bytes_per_s`: what the coordinator's machine can afford to send,
-        over all copies.
+        """Begin to keep a copy. `bytes_per_s`: the average rate over all copies that the
+        coordinator's machine can afford.
         """
         self._is_ours = True
         self._rate.begin_transfers(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
@@ -92,7 +92,7 @@ class MemoryCopyKeeper:
     def offered(self, told: SnapshotOffered) -> list[News]:
         """Fetch the snapshot that the coordinator offers, in answer to our request."""
         if self._fetch is not None:
-            return []  # it answers a request to the previous coordinator
+            return []  # this offer answers a request to the previous coordinator
         if told.offer is None:
             return self._failed(NOT_OFFERED)
         try:

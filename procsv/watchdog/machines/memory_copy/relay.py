@@ -31,8 +31,8 @@ class MemoryCopyRelay:
         host: str,
         bytes_per_s: float = AVERAGE_BYTES_PER_S,
     ) -> None:
-        """`host`: the coordinator's, as members name theirs. `bytes_per_s`: what its machine can
-        afford, over all copies.
+        """`host`: the coordinator's, named as members name theirs. `bytes_per_s`: the average rate
+        over all copies that its machine can afford.
         """
         self._bytes_per_s = bytes_per_s
         self._context, self._server, self._members, self._start, self._clock = context, server, members, start, clock
@@ -40,7 +40,7 @@ class MemoryCopyRelay:
         self._waiter: Waiter | None = None
         self._keeper: TaskId | None = None  # the keeper's id in messages
         self._client: Client | None = None  # a connection to the service for the keeper
-        self._unasked: AskSnapshot | None = None  # its request, while there is no descriptor for a connection
+        self._unasked: AskSnapshot | None = None  # the keeper's request, while no descriptor is free for a connection
         self.kept = NO_COPY
 
     def listen(self, waiter: Waiter) -> None:
@@ -63,7 +63,7 @@ class MemoryCopyRelay:
 
     def told(self, member: Member, news: AskSnapshot | MirrorKept) -> list[events.Event]:
         if self._keeper is None or member.number != self._keeper.index:
-            return []  # it kept a copy for an earlier coordinator
+            return []  # this member kept a copy for an earlier coordinator
         if isinstance(news, MirrorKept):
             self.kept = MemoryCopy(member.host, news.step)
             return [events.Forwarded(self._start.chief, CopyKept(news.sequence))]
@@ -99,7 +99,7 @@ class MemoryCopyRelay:
                 self._server.broadcast(received.body, self._keeper)
 
     def forget_member(self, member: Member) -> None:
-        """Forget a member whose launch is dead, so that its successor is ordered again."""
+        """Forget a member whose launch is dead, so that its successor gets the order, too."""
         if self._keeper is not None and member.number == self._keeper.index:
             self._keeper = None
             self._forget()
