@@ -4,9 +4,11 @@ process.py calls it with each message and with the result of each write, and car
 that it returns.  It never keeps a record: the sender keeps a record that cannot be written now, and
 sends it again (procsv/training/runtime/event_backlog.py).
 
-A stream takes records strictly in order.  If part of a batch is already written, only the rest is
-taken; a batch that leaves a gap is refused.  Both are answered with the last record written.  So
-each record is written exactly once, even if messages are lost, repeated or late.
+A *stream* is one event writer of an attempt, and has event files of its own.  It takes records
+strictly in order.  If part of a batch is already written, only the rest is taken; a batch that leaves
+a gap is refused.  Each answer names the last record written.  So each record is written exactly once,
+even if messages are lost, repeated or late.  A *parcel* is a file in shared memory or the run
+directory with one large record; the message has only its path.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write these, all or nothing, and report back with `appended` or `append_failed`.  A Path names a parcel."""
+    """Write these records, all or nothing, and call `appended` or `append_failed`.  A Path names a parcel."""
 
     who: bytes
     writer: str
@@ -77,7 +79,7 @@ class SummaryCore(msgspec.Struct):
     records_written: int = 0
     _newest: dict[TaskId, int] = msgspec.field(default_factory=dict)  # the newest incarnation of each task
     _streams: dict[str, _Stream] = msgspec.field(default_factory=dict)
-    _closed: dict[str, int] = msgspec.field(default_factory=dict)  # last record of each stream that its attempt closed
+    _closed: dict[str, int] = msgspec.field(default_factory=dict)  # stream that its attempt closed -> its last record
 
     # -- messages -----------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:
@@ -115,7 +117,7 @@ class SummaryCore(msgspec.Struct):
             return [self._reply(who, message.writer)]
         parcels = {number: self.check_parcel(path) for number, path in message.parcels.items()}
         old = tuple(path for number, path in parcels.items() if number <= stream.through)
-        # Parcels of written records are left if the process was killed before it removed them.
+        # Parcels of written records are still there if the process was killed before it removed them.
         actions: list[Action] = [Discard(old)] if old else []
         skip = stream.through + 1 - message.first
         if skip < 0 or skip >= len(message.records):
@@ -134,7 +136,7 @@ class SummaryCore(msgspec.Struct):
         return [Close(message.writer), self._reply(who, message.writer)]
 
     def close_all(self) -> list[Action]:
-        """The run is over."""
+        """Closes all streams, because the run is over."""
         names = list(self._streams)
         self._streams.clear()
         return [Close(name) for name in names]
@@ -160,7 +162,7 @@ class SummaryCore(msgspec.Struct):
     def check_parcel(self, path: str) -> Path:
         """Returns the parcel's path.
 
-        PeerError if the parcel is not ours, because it would be read and removed.
+        PeerError if it is not a parcel of this run, because a parcel is read and then removed.
         """
         parcel = Path(path)
         if parcel.parent not in self.parcel_dirs or not parcel.name.startswith("event."):

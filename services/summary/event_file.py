@@ -39,7 +39,7 @@ declare("summary.mid_record")
 
 
 def _masked(crc: int) -> bytes:
-    """Masks a checksum as TFRecord does, so that checksums of data that holds checksums stay sound."""
+    """Masks a checksum as TFRecord does, because a CRC of data that contains CRCs is weak."""
     return _CRC.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
@@ -76,8 +76,8 @@ class EventFile:
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
         """Opens `path`, which need not exist yet.
 
-        `offset`: `repair` deals with anything behind it; otherwise the first `append_records` cuts
-        it off.  `is_new`: raise FileExistsError if the file exists.
+        `offset`: `repair` keeps whole records after it; without `repair`, the first `append_records`
+        cuts off everything after it.  `is_new`: raise FileExistsError if the file exists.
         """
         self.path = path
         self.offset = offset
@@ -124,7 +124,7 @@ class EventFile:
         failpoint("disk.full")
         view = memoryview(data)
         while view:
-            # Killed in the middle: a torn record is left behind the position, and `repair` cuts it off.
+            # Killed in the middle: a torn record is left after `offset`, and `repair` cuts it off.
             done = os.pwrite(self._fd, view, at)
             view, at = view[done:], at + done
         return at
@@ -141,10 +141,10 @@ class EventFile:
             return self._write_frames(at, (_masked(crc),))
 
     def repair(self) -> int:
-        """Takes over whole records behind `offset`, cuts off a torn one, and returns how many it took over.
+        """Keeps the whole records after `offset`, cuts off a torn one, and returns how many it kept.
 
-        A process that was killed before it could note them wrote these records.  Their sender may be
-        dead too and unable to send them again.  The version record is not counted.
+        They were written by a process that was killed before it could note them.  Their sender may be
+        dead, too, and unable to send them again.  The version record is not counted.
         """
         count = -1 if self.offset == 0 else 0
         with os.fdopen(os.dup(self._fd), "rb") as file:

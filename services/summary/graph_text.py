@@ -1,8 +1,8 @@
 """Write graph.pbtxt in a thread, because printing a large graph takes half a minute.
 
-process.py uses it.  There is one thread, and it never delays the records.  If the disk refuses a
-job, the thread retries until it works.  A job that can never work (the parcel holds no GraphDef) is
-reported and dropped.
+process.py uses it.  Records do not wait for the thread.  If the disk refuses a job, the thread
+retries until it works.  A job that can never work (the parcel holds no GraphDef) is reported and
+dropped.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_texts(source: BinaryIO) -> Iterator[bytes]:
 def _pieces(source: BinaryIO) -> Iterator[bytes]:
     """Yields serialized messages that merge into the one in `source`.
 
-    Each is a short run of its fields; only a long field makes a long run.
+    Each holds a few of the message's fields, and is large only if a single field is.
     """
     piece, size = bytearray(), os.fstat(source.fileno()).st_size
     while tag := source.read(1):
@@ -155,7 +155,7 @@ class GraphPrinter:
     def close(self) -> None:
         """Ends the thread soon.
 
-        The next process does a half-finished job again; the file is replaced as a whole, so none is torn.
+        The next process does a half-finished job again.  The file is replaced as a whole, so it is never torn.
         """
         self._stopping.set()
         self._jobs.put(None)

@@ -44,9 +44,9 @@ MEANING = {
 class MetricsFile:
     """The event file for the run's metrics, in `<logdir>/procsv`.  The first metric creates it.
 
-    It needs a folder of its own: TensorBoard reads the files of a folder one after another, so in
-    the trainer's folder it would follow neither file.  A metric that cannot be written is dropped;
-    the next one replaces it.
+    The file needs a folder of its own.  TensorBoard reads the files of a folder one after another, so
+    it could not follow this file and the trainer's in one folder while both grow.  A metric that
+    cannot be written is dropped; the next one replaces it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -82,7 +82,7 @@ class MetricsFile:
 def _layout_event(wall_s: float) -> bytes:
     """Returns the layout that groups procsv's curves in TensorBoard's Custom Scalars.
 
-    It goes into this file because a layout among the program's event files would hide the program's own.
+    It goes into this file because a layout among the program's event files would hide the program's own layout.
     """
     layout = Layout(
         category=[

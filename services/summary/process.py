@@ -72,7 +72,7 @@ class ProgramWatch:
 
 
 class SummaryService:
-    """The callbacks of runtime.Service."""
+    """The runtime.Service that writes event files."""
 
     def __init__(
         self, tools: Tools, stream_store: StreamStore | None = None, programs: ProgramWatch | None = None
@@ -87,7 +87,7 @@ class SummaryService:
         self._programs = programs or ProgramWatch()
         self._finish: Received | None = None  # the request that FlushDone will answer once all is on disk
         self._is_settled = False
-        self._orphan_s: float | None = None  # when the watchdog died
+        self._orphan_s: float | None = None  # when we found that the watchdog is dead
         self._end_s = 0.0  # the deadline of a shutdown that has begun
         self._is_finished = False
 
@@ -184,7 +184,7 @@ class SummaryService:
         for action in actions:
             match action:
                 case SummaryReply(who=who, body=body):
-                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats, and learns of it
+                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats and learns that
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())
@@ -211,9 +211,9 @@ class SummaryService:
         self._is_finished = not self._tools.server.unacknowledged(finish.task) or now_s >= self._end_s
 
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
-        """Ends once the trainer has ended, and writes what it sends until then.
+        """Writes what the trainer still sends, and ends once the trainer has ended.
 
-        That is soon: the trainer has seen the same end-of-file on its lifeline.
+        The trainer ends soon: it has seen the same end-of-file on its own lifeline.
         """
         end_s = self._end_s if self._programs.is_known else min(self._end_s, since_s + ALONE_S)
         if self._programs.has_ended() or now_s >= end_s:

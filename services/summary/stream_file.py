@@ -1,18 +1,18 @@
-"""Write the event files of the streams, and the position of each: the disk side of the summary service.
+"""Write the streams' event files, and how far each is written: the disk side of the summary service.
 
 process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
 message and never decides which records are new.
 
-The position is a small file in the run directory.  It makes each record appear exactly once,
+A stream's *position* is a small file in the run directory.  It makes each record appear exactly once,
 wherever a SIGKILL hits:
 
     1  the position names a file that does not exist yet, at offset 0
-    2  records are written behind that offset
+    2  records are written after that offset
     3  the position is overwritten, in one small write: (through, offset)
     4  the records are acknowledged
 
-Killed after 1 or 2: the next process takes over the whole records behind the offset and cuts off a
-torn one.  Killed after 3: the sender sends everything again and learns that it is written.
+Killed after 1 or 2: the next process counts the whole records after the offset as written and cuts
+off a torn one.  Killed after 3: the sender sends the records again and learns that they are written.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Stream(msgspec.Struct):
                 say(f"{path} is shorter than what was written to it; continuing in a new file")
                 return
             if position.offset == 0 and not path.exists():
-                return  # it was named but never created; the next record creates a new one
+                return  # the file was named but never created; the next record creates a new one
             file = EventFile(path, position.offset)
             self.through += file.repair()
             self._file = file
@@ -208,7 +208,7 @@ class StreamStore:
         """Repairs files with a torn end; returns (name, through) of each stream that can continue.
 
         A stream of another run is repaired and ended: its trainer is dead, and a new trainer may use
-        its name.
+        the stream's name.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -233,7 +233,7 @@ class StreamStore:
     def not_now(self, writer: str) -> Written | None:
         """Returns the answer for a stream that is not repaired yet, or None if it needs no repair.
 
-        The answer takes no records, and does not say that any are missing.
+        The answer accepts no records.  It does not call the stream unknown, so the sender does not reopen it.
         """
         if writer not in self._unrepaired:
             return None
@@ -241,7 +241,7 @@ class StreamStore:
         return Written(writer, position.through if position.run == self._run else 0, error)
 
     def purge(self, task: TaskId, incarnation: int) -> None:
-        """Removes parcels of earlier attempts than `incarnation`, which may have died before sending them."""
+        """Removes parcels of attempts before `incarnation`, which may have died before they sent them."""
         for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
