@@ -1,6 +1,7 @@
-"""Attach a Supervisor to its run: the run of `procsv launch`, or a run of its own.
+"""Attach a Supervisor, session, manager or fit to its run: `procsv launch`'s, or one of its own.
 
-Constructors call this.  Services start with the first session, or with the first flush of events.
+Their constructors call this.  The services start with the first session, or with the first flush of
+events.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from procsv.training.runtime.program_logdir import settle_logdir
 
 
 def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | None, Any]:
-    """Returns the runtime for a supervisor of `graph` with `logdir`, and the logdir to use.
+    """Returns the runtime for a training of `graph` in `logdir`, and the logdir to use.
 
-    Without a logdir there is no runtime.  Raises UserError under `procsv launch` if `logdir` is not
-    the run's.
+    The runtime is None if there is no logdir.  Raises UserError under `procsv launch` if `logdir`
+    is not the run's.
     """
     if warning := find_new_warning(tf.__version__):
         tf.compat.v1.logging.warning("procsv: %s", warning)

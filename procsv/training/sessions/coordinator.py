@@ -2,8 +2,9 @@
 
 The Supervisor and monitored sessions make one.  It is TensorFlow's class with three repairs: it
 records an exception that follows a clean stop, it raises an exception that was passed to it outside
-its handler, and it never replaces an interrupt with the interrupt's consequences.  It never ends a
-thread itself: it only asks the session's owner to close the session, which frees blocked threads.
+an `except` block, and it never replaces an interrupt with the interrupt's consequences.  It never
+ends a thread itself: it only closes the session, by its owner's function, which frees blocked
+threads.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
 def _is_in_a_session(thread: threading.Thread) -> bool:
     """Whether `thread` is in a session call; closing the session ends such a call."""
-    # Before Python 3.11.9 this call holds the interpreter's list of threads while it makes objects.  A garbage collection
-    # meanwhile may let another thread run, which waits for that list (github.com/python/cpython/issues/106883).
+    # Before Python 3.11.9, `_current_frames` locks the list of threads while it makes objects.  A garbage collection
+    # may then run another thread, which waits for that lock forever (github.com/python/cpython/issues/106883).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -51,7 +51,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         self._timer.update_last_triggered_step(self._controller.last_due(step, every))
 
     def _save(self, session: Any, step: Any) -> bool:
-        """Saves as the listeners need it; True if a listener asks for a stop."""
+        """Saves, and waits for the disk if a listener needs it; True if one asks for a stop."""
         if self._controller is None:
             return bool(super()._save(session, step))
         if self._listeners:
@@ -96,7 +96,7 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
         self._needed = _placeholders_above(self._get_summary_op() or [], frozenset())
 
     def before_run(self, run_context: Any) -> Any:
-        """Requests due summaries with a run that feeds what they need."""
+        """Requests summaries that are due, if this run feeds what they need."""
         request = super().before_run(run_context)
         if self._request_summary and self._needed and not self._is_fed(run_context):
             self._request_summary = False
@@ -183,7 +183,7 @@ class SessionWriters:
             writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.START), step)
 
     def release_hooks(self, hooks: Iterable[Any]) -> None:
-        """Makes the hooks ask for a writer again when they begin again."""
+        """Makes hooks that hold one of our writers ask for a new writer when they begin again."""
         for hook in hooks:
             if any(writer is getattr(hook, "_summary_writer", None) for writer in self._ours):
                 hook._summary_writer = None

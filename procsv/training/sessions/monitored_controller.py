@@ -1,8 +1,9 @@
 """Control a monitored session: its checkpoints, event files, recoveries and end.
 
 A MonitoredSession makes a controller if one of its hooks saves checkpoints, or under `procsv
-launch`.  The class extends the Supervisor's controller.  The controller outlives a lost connection:
-it stays while each new raw session gets its own TrainingRun.  It never calls a hook.
+launch`.  The class extends SessionController, which a Supervisor uses as it is.  The controller
+stays when a connection is lost, and gives each new raw session its own TrainingRun.  It never calls
+a hook.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ _USERS_OF_LOGDIR = (
     tf_hooks.SummarySaverHook,
 )
 _PATHS = ("_checkpoint_dir", "_output_dir", "_save_path")
-# Programs expect the first checkpoint once they have their session.  A large one may take longer;
-# then the session opens without it.
+# Programs expect the first checkpoint to be there once they have their session.  A large one may take
+# longer; then the session opens before it is on disk.
 FIRST_SAVE_S_MAX = 5.0
 
 
 def control_session(
     hooks: list[Any], creator: Any, snapshot_secs: SnapshotSecs, final_checkpoint: bool
 ) -> MonitoredController | None:
-    """Returns the controller for a session with these hooks; None if it stays TensorFlow's.
+    """Returns the controller for a session with these hooks; None if procsv leaves it alone.
 
     The controller keeps the checkpoints of the hook that saves where the session restores from, or,
     if there is none, of the first hook that saves at all.  A worker keeps no checkpoints.  Raises
@@ -127,10 +128,10 @@ class MonitoredController(SessionController):
         # The step of the newest checkpoint that was requested, or that the session started from.
         self.saved_step = NOT_SAVED
         self._lost: Lost | None = None  # the last lost session that had trained
-        self._is_worker = False  # the chief saves for a worker
+        self._is_worker = False  # the chief saves the state of its workers
         # The step at which the program resumes, if this is its first session.
         self._resumed_at: int | None = None
-        # Where this session begins in a process that makes all steps itself.
+        # The step at which this session would begin if this process had made all steps of the run.
         self._begins_at = NO_STEP
 
     # -- start -------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class MonitoredController(SessionController):
             )
         training = self.start_session(session, lost=self._lost)
         is_resumed = training.origin.source != "fresh"
-        # A model that survived on its servers may have trained past the last capture.
+        # A model that survived on its servers may have trained on since the last capture.
         is_saved = is_resumed and training.origin.source != "alive"
         self.saved_step = training.first_step if is_saved else NOT_SAVED
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
@@ -307,9 +308,9 @@ class MonitoredController(SessionController):
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     def last_due(self, step: int, every: int | None) -> int:
-        """Returns the step of the last save that was due up to `step`, with `every` so many steps.
+        """Returns the last step up to `step` at which a save was due, if one is due each `every`.
 
-        The state of `step` may be a snapshot from between two saves.
+        The session may have resumed at `step` from a snapshot between two saves.
         """
         begins_at = self._begins_at
         return step if not every or not 0 <= begins_at <= step else step - (step - begins_at) % every

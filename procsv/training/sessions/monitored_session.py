@@ -138,7 +138,7 @@ class Monitored:
             raise
 
     def run_step_fn(self, step_fn: Any) -> Any:
-        """Calls `step_fn(step_context)`; ValueError if it takes other arguments."""
+        """Calls `step_fn(step_context)`; raises ValueError if `step_fn` takes other arguments."""
         try:
             return super().run_step_fn(step_fn)  # type: ignore[misc]  # TensorFlow's
         except SILENT_ENDS as error:
@@ -210,16 +210,17 @@ def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
 class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
     """A session that handles initialization, recovery and hooks.
 
-    It extends `tf.compat.v1.train.MonitoredSession` with two arguments, for sessions with a
-    CheckpointSaverHook:
+    It extends `tf.compat.v1.train.MonitoredSession` with two arguments.  They take effect if a hook
+    is a CheckpointSaverHook:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By
-            default `procsv launch --snapshot-secs` decides.  "auto" spaces them so that they cost
-            at most 1 % of the training time.  None: only with each checkpoint.
+        snapshot_secs: Seconds between snapshots in memory.  A crash costs the training since the
+            last one.  By default `procsv launch --snapshot-secs` decides.  "auto" spaces them so
+            that they cost at most 1 % of the training time.  None: only with each checkpoint.
         final_checkpoint: Whether every end of the session, also by an error, leaves a checkpoint of
-            the last state.  A call that failed may have made half a step; then the newest snapshot
-            counts.  False leaves it to the hooks, which TensorFlow calls only at a clean end.
+            the last state.  A call that failed may have made half a step; the checkpoint is then
+            the newest snapshot.  False: only the hooks save at the end, and TensorFlow calls them
+            only if there was no error.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
 
 
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
-    """A chief's session without recovery, with `raw_session()`.
+    """A chief's MonitoredSession that does not recover from errors, and has `raw_session()`.
 
     It extends `tf.compat.v1.train.SingularMonitoredSession`.  It takes the same keyword-only
     arguments as MonitoredSession.

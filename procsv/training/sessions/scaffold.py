@@ -15,7 +15,7 @@ from procsv.training.sessions.session_manager import SessionManager
 
 tf1 = tf.compat.v1
 
-RECOVERY_WAIT_SECS = 30  # the longest pause between two checks of a worker, as TensorFlow's
+RECOVERY_WAIT_SECS = 30  # the longest pause between two checks of a worker, as in TensorFlow
 
 SessionCreator = tf_monitored.SessionCreator
 
@@ -89,7 +89,7 @@ class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
 
 
 class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
-    """A WorkerSessionCreator that checks often at first and waits the full `max_wait_secs`."""
+    """A WorkerSessionCreator that checks for its chief often at first, for all `max_wait_secs`."""
 
     def __init__(
         self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60

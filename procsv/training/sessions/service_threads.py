@@ -2,8 +2,9 @@
 
 They are TensorFlow's own threads with repairs.  They work in the supervisor's graph, because new
 threads of a plain TensorFlow 2 program are in eager mode.  They keep time by the monotonic clock,
-without bursts after a late call.  They take no batch from the input.  A summary that cannot be
-computed is reported and does not end the training.
+without bursts after a late call.  A summary that needs input is computed by a training step, so it
+takes no batch of its own unless no step can compute it.  If its input is missing or has ended, that
+is reported and does not end the training.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = tf1.logging
 REPORTS_MAX = 10  # lines that a repeating report may log
 SESSION_CHECK_S = 1.0  # how often a waiting service checks whether another session has replaced its own
 PIGGYBACK_POLL_S = 0.05  # how often a due summary checks whether a training step has computed it
-# After both have passed without a run that feeds it, a due summary is run by itself.
+# If no run has computed a due summary after so many seconds and so many runs, it is run by itself.
 PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20
 
 

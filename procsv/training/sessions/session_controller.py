@@ -112,7 +112,8 @@ class SessionController:
         def write_scalars(told: Snapshots) -> None:
             nonlocal written_s
             if not writer or not every_s or clock.monotonic() - written_s < every_s:
-                # Not in the first interval: a short run's event file holds what TensorFlow's would.
+                # Nothing is written in the first interval, so that a short run's event file has only what TensorFlow
+                # would write.
                 return
             written_s = clock.monotonic()
             shown = {SNAPSHOT_INTERVAL: told.interval_s, SNAPSHOT_STALL: told.mean_stall_s * 1e3}
@@ -184,7 +185,10 @@ class SessionController:
         return step if training.save(reason, training.final_save_s()) else saved_step
 
     def _has_failed(self) -> bool:
-        """Whether an error ends the session; an interrupt lets a call end first."""
+        """Whether an error ends the session.
+
+        An interrupt does not count, because Python raises it only once TensorFlow's call has ended.
+        """
         return isinstance(self.runtime.failure, Exception) or bool(getattr(self.coord, "has_error", False))
 
     def _read_last_step(self, training: TrainingRun) -> int:

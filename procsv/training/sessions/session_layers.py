@@ -25,7 +25,7 @@ PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
 PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first starts immediately
 PAUSE_S_MAX = 30.0
 
-LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # where TensorFlow's module has these names
+LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # their names in TensorFlow's module, too
 
 
 def _boundary_of(session: Any) -> Any:
@@ -153,7 +153,7 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
 
     def run_step_fn(self, step_fn: Any, raw_session: Any, run_with_hooks: Any) -> Any:
         def run(is_new: bool) -> Any:
-            raw = _raw(self._sess) if is_new else raw_session  # the session before it is closed
+            raw = _raw(self._sess) if is_new else raw_session  # once a new session is made, `raw_session` is closed
             return self._sess.run_step_fn(step_fn, raw, self._sess.run)
 
         return self._recover("by a step function", run)

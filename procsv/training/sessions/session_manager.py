@@ -62,8 +62,8 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
 
     A worker checks with growing pauses.
 
-    A model on other processes' servers stays untouched if it is whole and at least as new as that
-    state.
+    If the variables are on servers in other processes, they may have survived an earlier chief.
+    Then a chief keeps their values if these are complete and not older than the newest saved state.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -164,7 +164,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             session = tf1.Session(master, graph=self._graph, config=config)
             try:
                 why_local, why = self._why_not_ready(session)
-                if why_local is None and why is None:  # in this order: a chief clears the mark first
+                if why_local is None and why is None:  # checked last: a chief clears the mark before it changes values
                     why = self._why_not_whole(master, config)
             except BaseException:
                 self._safe_close(session)

@@ -44,10 +44,10 @@ class Supervisor(tf_supervisor.Supervisor):
     It has all arguments and methods of `tf.compat.v1.train.Supervisor`, and two more arguments:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By
-            default `procsv launch --snapshot-secs` decides.  "auto" spaces them so that they cost
-            at most 1 % of the training time, never closer than 0.1 s.  None: only with each
-            checkpoint.
+        snapshot_secs: Seconds between snapshots in memory.  A crash costs the training since the
+            last one.  By default `procsv launch --snapshot-secs` decides.  "auto" spaces them so
+            that they cost at most 1 % of the training time, never closer than 0.1 s.  None: only
+            with each checkpoint.
         final_checkpoint: Whether the end of a session leaves a checkpoint of its last state.
     """
 
@@ -148,7 +148,7 @@ class Supervisor(tf_supervisor.Supervisor):
     ) -> Any:
         """Returns a session with the newest state, or with initialized variables.
 
-        A task other than the chief gets a session whose model is ready.
+        A task other than the chief waits until the chief has made the model ready.
         """
         master = resolve_master(master)
         self._coord.may_be_idle = bool(master)
@@ -281,9 +281,10 @@ class Supervisor(tf_supervisor.Supervisor):
         start_standard_services: bool = True,
         close_summary_writer: bool = True,
     ) -> Iterator[Any]:
-        """Opens a session with the newest state and its services; stops, saves and closes it.
+        """Opens a session with the newest state, and starts the services.
 
-        The block raises the first error that was reported.
+        At the end of the block it stops the services, saves the last state, closes the session and
+        raises the first error that was reported.
         """
         try:
             session = self.prepare_or_wait_for_session(
