@@ -2,7 +2,7 @@
 
 Tasks on other machines start from them, and one machine may keep a copy of the chief's newest
 snapshot.  process.py uses this module on its main thread.  The first offer creates the sender, so a
-run that never needs one listens on no port: all its tasks are on one machine, or none train in step.
+run that stays on one machine listens on no port.
 """
 
 from __future__ import annotations

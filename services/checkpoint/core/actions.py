@@ -44,7 +44,7 @@ class Announce(Action, frozen=True):
 
 
 class Persist(Action, frozen=True):
-    """Answered by `saved`, `save_failed` or `save_lost`."""
+    """Saves a state as a checkpoint.  Answered by `saved`, `save_failed` or `save_lost`."""
 
     state: SavableState
     reason: Reason
@@ -52,26 +52,29 @@ class Persist(Action, frozen=True):
 
 
 class TakeStock(Action, frozen=True):
-    """Answered by `stocked`."""
+    """Lists the checkpoints on disk, for a new plan.  Answered by `stocked` or `search_failed`."""
 
     plan: CheckpointPlan
 
 
 class VerifySlot(Action, frozen=True):
-    """Answered by `slot_verified` or `verify_lost`."""
+    """Compares a slot with its checksums.  Answered by `slot_verified` or `verify_lost`."""
 
     state: SavableState
 
 
 class Find(Action, frozen=True):
-    """Answered by `found`.  `before`: find only checkpoints of an earlier step (-1: of any step)."""
+    """Searches for a checkpoint to restore.  Answered by `found` or `search_failed`.
+
+    `before`: find only checkpoints of an earlier step (-1: of any step).
+    """
 
     plan: CheckpointPlan
     before: int = -1
 
 
 class Release(Action, frozen=True):
-    """No trainer restores from a checkpoint any more, so old ones may be deleted again."""
+    """Lets old checkpoints be deleted again, because no trainer restores from one any more."""
 
 
 class Retire(Action, frozen=True):
@@ -111,7 +114,7 @@ class Adopt(Action, frozen=True):
 class MakeOwn(Action, frozen=True):
     """Assigns a checkpoint that was adopted as another Saver's to the supervised Saver.
 
-    The trainer's report of the save came late.
+    The trainer reported the save only after the adoption.
     """
 
     path: str

@@ -37,7 +37,7 @@ class CheckpointFiles(Protocol):
         """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
 
     def recover(self) -> None:
-        """Finish the previous service's commits. Those into another directory wait for a plan that names it."""
+        """Finish the previous service's commits into the logdir itself. Other directories wait for their plan."""
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:

@@ -51,7 +51,7 @@ SEQUENCES_SKIPPED = 1000
 
 
 class SlotGone(Exception):
-    """The state is gone from its slot, usually because a newer one is being written there, or its files are gone."""
+    """The state is gone: its slot holds or is getting a newer one, or its staged files were removed."""
 
 
 class SlotBad(Exception):
@@ -82,7 +82,7 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Finish the previous service's commits. Those into another directory wait for a plan that names it."""
+        """Finish the previous service's commits into the logdir itself. Other directories wait for their plan."""
         if self._files.has_logdir():
             self._files.recover()
 

@@ -45,7 +45,7 @@ class _File(msgspec.Struct, frozen=True):
     """An intent as it is stored."""
 
     staging: str  # where it was made
-    directory: str  # of the checkpoint; relative to `staging` if that lies in the directory, otherwise absolute
+    directory: str  # the checkpoint's directory; relative to `staging` if `staging` lies in it, otherwise absolute
     intent: Intent  # with paths relative to `directory` for files in it
 
 

@@ -187,7 +187,7 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # It has changed since, or it is ours and was scanned before its manifest was there. Keep that manifest.
+                # It has changed since, or it is ours and was scanned before its manifest was there. Leave it alone.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
             if not own and there is not None and there.files == examined.files:  # the same files, copied or touched
