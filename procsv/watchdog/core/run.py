@@ -187,7 +187,7 @@ class Core:
         return self._due_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether the start of a task is due, and waits for something that its host prepares."""
+        """Whether the start of a task is due, and waits for the host's standby."""
         return any(task.awaits_start(now_s) for task in self.tasks.values())
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
@@ -233,7 +233,7 @@ class Core:
         return [*self.gang.break_up(task.task, now_s), *wanted]
 
     def _task_lost(self, lost: events.TaskLost, now_s: float) -> list[Action]:
-        """The task may still be alive, if its machine is only silent, but no longer counts."""
+        """Treat the task as dead. It may still be alive, if its machine is only silent."""
         task = self.tasks.get(lost.task)  # None: a spare launch without a task
         number = task.incarnation if task is not None else 1
         wanted: list[Action] = [

@@ -60,8 +60,8 @@ class EndOrder(msgspec.Struct):
         self._told -= request.at_once
 
     def take_due(self, running_on: Collection[TaskId], now_s: float, needed: Collection[TaskId] = ()) -> list[TaskId]:
-        """Return the tasks of `running_on` whose turn it is. `needed`: the tasks without which the
-        chief can end no step.
+        """Return the tasks of `running_on` whose turn it is. `needed`: the tasks that the chief
+        needs to end a step.
         """
         if self.request is None:
             return []
@@ -89,7 +89,7 @@ BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED,
 
 
 class Ending:
-    """Decides when and how the run ends. Its attributes stay unset while the run goes on."""
+    """Decides when and how the run ends. Its public attributes are unset while the run goes on."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster, self._grace_s = roster, roster.settings.launch.grace_s
@@ -200,8 +200,8 @@ class Ending:
 
     # -- the tasks -----------------------------------------------------------------------------------------
     def advance_end(self, now_s: float) -> list[Action]:
-        """Do what the state of all tasks requires: end the others, or restart a gang whose members
-        are gone.
+        """Do what the state of all tasks requires: end the other tasks, or restart a gang whose old
+        processes are gone.
         """
         roster, gang = self._roster, self._roster.gang
         if gang.failure and not self.has_begun:
@@ -276,8 +276,8 @@ class Ending:
         return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)
 
     def _wake_services(self) -> list[Action]:
-        """Send SIGCONT to the services: a stopped one (SIGSTOP) would not hear that the run ends.
-        Others ignore it.
+        """Send SIGCONT to the services: one that is stopped (SIGSTOP) would not receive the message
+        that the run ends. The others ignore it.
         """
         running = [service for service in self._roster.services.values() if service.pid]
         return [Signal(service.task, service.incarnation, signal.SIGCONT) for service in running]

@@ -301,7 +301,9 @@ class Liveness(msgspec.Struct):
 
     @property
     def phase(self) -> Phase:
-        """The phase that counts: only what is certainly a step has a learned limit."""
+        """The phase whose limit applies. In phase STEP it is PROGRAM while no step is certainly
+        running, because only a step has a learned limit; not if the user has set the limit.
+        """
         if self._last is None:
             return Phase.IMPORT
         between = self._last.phase is Phase.STEP and not self._last.in_step and self.launch.step_s_max is None

@@ -114,7 +114,7 @@ def render(facts: LineFacts, width: int) -> str:
 
 
 def _parts(facts: LineFacts) -> list[tuple[int, str]]:
-    """Return rank and text of each part; rank 0 is the most important, and "" has nothing to say."""
+    """Return rank and text of each part. Rank 0 is the most important; a part may have no text."""
     is_running = facts.state == "running"
     return [
         (0, "" if is_running else _state(facts)),

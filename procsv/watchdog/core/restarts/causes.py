@@ -91,7 +91,7 @@ def find_cause(
 
 
 def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
-    """Return `cause`, changed if `fault` caused it: a fault of the plan, or "" if there is none."""
+    """Return `cause`, or one that names the fault of the plan, if a fault ended the process."""
     if not fault or cause.word not in ("killed", "crashed", "exit-code"):
         return cause
     if cause.word == "killed":
@@ -128,7 +128,7 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 def first_line(text: str) -> str:
     """Return the line of a message that says what is wrong. Some of TensorFlow's messages begin
-    with the place instead.
+    with where it happened instead.
     """
     if aborted := _COLLECTIVE.search(text):
         return aborted[0][:300]

@@ -1,4 +1,4 @@
-"""Record a task's attempts: when each began to train, how it ended, and what it was worth.
+"""Record a task's attempts: when each began to train, how it ended, and how much training it kept.
 
 Used by trainer.py. Pure. It also returns the actions that journal, print and report each end.
 """
@@ -77,7 +77,7 @@ class AttemptRecord:
         return told
 
     def adopted(self, incarnation: int, now_s: float) -> None:
-        """It is already training, as the previous coordinator knew."""
+        """It is already training: the previous coordinator saw its first step end."""
         self._ready = incarnation
         self.goodput.start_training(now_s, max(self._progress.durable_step, 0))
 
@@ -90,9 +90,9 @@ class AttemptRecord:
         self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
 
     def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> list[Action]:
-        """Subtract the time in which it was frozen from its training.
+        """It is no longer frozen: report that, and do not count the frozen time as training.
 
-        If it does not continue, it hung or was ended, which is reported as such.
+        If it is not running any more, it hung or was ended, which is reported as such.
         """
         since_s, self._frozen_s = self._frozen_s, None
         if since_s is None or not is_running:
@@ -175,7 +175,7 @@ class AttemptRecord:
     def _weigh(
         self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
     ) -> CountedAttempt:
-        """Return what the attempt was worth."""
+        """Return how long the attempt took, how much training it kept, and what ended it."""
         progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
         if hang:
             self.goodput.stood_still(hanging.stood_still_s(now_s))

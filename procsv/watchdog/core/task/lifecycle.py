@@ -1,7 +1,7 @@
 """Define the trainer's lifecycle as one table, from (state, event) to (state, actions).
 
 Used by trainer.py, which feeds it and carries out its actions. Pure: no clock, no process, no
-socket. A missing row is a bug, and raises with the story so far; "nothing to do" is a row.
+socket. A missing row is a bug, and raises with the transitions so far; "nothing to do" is a row.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Reaction(NamedTuple):
 
     wanted: list[Action]  # carried out before what the lifecycle adds
     event: LifecycleEvent | None = None
-    detail: str = ""  # for the story
+    detail: str = ""  # what Lifecycle.handle notes beside the event
 
 
 _S, _E, _A = TaskState, LifecycleEvent, LifecycleAction
@@ -121,7 +121,7 @@ def _to_each(events: tuple[LifecycleEvent, ...], edge: Edge) -> _Rows:
 def _live_rows(state: TaskState) -> _Rows:
     connected = Edge(_S.CONNECTED if state in (_S.PENDING, _S.IMPORTING) else state)
     return {
-        # Imports and the introduction happen once, at the same time, and never lead back.
+        # Imports and the Hello come once each, in either order, and never lead back to an earlier state.
         _E.IMPORTS: Edge(_S.IMPORTING if state is _S.PENDING else state),
         _E.HELLO: connected,
         _E.CONNECTS: connected,
@@ -208,7 +208,7 @@ TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
 
 
 class IllegalTransition(ProcsvBug):
-    """The table has no row for this event; the text tells the story so far."""
+    """The table has no row for this event; the text lists the transitions so far."""
 
 
 class Lifecycle:
@@ -219,8 +219,8 @@ class Lifecycle:
         self._story: list[str] = [TaskState.PENDING.name]
 
     def handle(self, event: LifecycleEvent, detail: str = "") -> tuple[LifecycleAction, ...]:
-        """Return the actions that `event` leads to. `detail`, such as an exit or a step, makes the
-        story readable.
+        """Return the actions that `event` leads to. `detail`, such as an exit or a step, is noted
+        for people who must debug a missing row.
         """
         edge = TRANSITIONS.get((self.state, event))
         if edge is None:

@@ -1,7 +1,7 @@
-"""Decide about the next start of a task: whether there is one, when, and with whom.
+"""Decide whether and when a task starts again after an end.
 
 Used by trainer.py, which carries out the result. Pure. The tasks of a gang share one record of
-failures and one state to resume from, the chief's; each waits until all of them are gone.
+failures and one state to resume from, the chief's. They start together, once all old ones are gone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NextStart:
 
     # -- the attempt that is started -----------------------------------------------------------------------
     def begin_attempt(self) -> None:
-        """It is started now."""
+        """The next attempt starts now."""
         kept = self._kept
         is_early = self.history.durable_step == NO_STEP
         self._progress.start_attempt(kept.snapshots.memory_step if is_early else kept.resume_step)

@@ -58,22 +58,22 @@ class TaskProgress:
 
     @property
     def resume_step(self) -> int:
-        """The step that the next attempt resumes from. A state from an earlier launch counts,
-        though only its name was seen.
+        """The step that the next attempt resumes from. A checkpoint from an earlier launch counts,
+        although only its name was seen.
         """
         return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.saved_step)
 
     @property
     def saved_step(self) -> int:
-        """Like `durable_step`; NO_STEP if the program has reset its steps since, so that memory has
-        a later state.
+        """Like `durable_step`; NO_STEP if the program has reset its steps since, and memory has a
+        state. That is the later one, although its step is lower.
         """
         return NO_STEP if self._has_begun_anew and self.snapshots.memory_step >= 0 else self.durable_step
 
     @property
     def lost_steps(self) -> int:
-        """The steps that the next attempt must redo: none if other tasks have the variables, or
-        another task's state is saved.
+        """The steps that the next attempt must redo: none if parameter servers hold the variables,
+        or if the run saves another task's state.
         """
         if self.outlives_attempts or not self.keeps_state:
             return 0
@@ -93,7 +93,7 @@ class TaskProgress:
         self.snapshots.start_attempt()
 
     def read_beat(self, beat: Heartbeat) -> bool:
-        """Read a heartbeat; return whether it has just begun to serve."""
+        """Read a heartbeat; return whether the task has just begun to serve."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
@@ -167,20 +167,21 @@ class ModelProgress(msgspec.Struct):
     _lost_at: int = NO_STEP  # the model's step when it was lost with its servers
 
     def see(self, step: int) -> None:
-        """Note a new step. An unchanged step does not count: it may be from before the model was
-        restored.
+        """Note a new step of one of the tasks. Do not call it for an unchanged step, which may be
+        from before the model was restored.
         """
         self.step = max(self.step, step)
 
     def server_lost(self) -> None:
-        """A server is lost; what is trained from now on comes after the loss."""
+        """Note that a server is lost, and at which step. Later steps are not lost with it."""
         self._lost_at = max(self._lost_at, self.step)
 
     def put_back(self, restored_step: int, step: int) -> int:
         """The chief has restored `restored_step` and made its first `step`; return how many steps
         the lost servers cost.
 
-        The others may already have trained with the restored model.
+        The loss is counted up to the step at which the servers were lost, because the others may
+        already have trained on with the restored model.
         """
         reached, self.step, self._lost_at = self._lost_at, step, NO_STEP
         return max(0, reached - max(restored_step, 0)) if reached != NO_STEP else 0
@@ -210,12 +211,12 @@ class SnapshotRecord(msgspec.Struct):
             self.taken_step = max(self.taken_step, step)
 
     def recovered(self) -> None:
-        """A trainer has resumed from what there was, so the rest no longer matters."""
+        """A trainer has resumed, so it no longer matters which states were lost before."""
         self.last_untaken, self._lost_step = "", NO_STEP
 
     def died(self, memory_step: int, has_saved: bool) -> None:
-        """`memory_step`: of what the dead trainer left. `has_saved`: it ended by itself, with its
-        last state saved.
+        """`memory_step`: of the newest snapshot that is left in memory. `has_saved`: the trainer
+        ended by itself, with its last state saved.
         """
         self.memory_step = memory_step
         if not has_saved and memory_step < self.taken_step:

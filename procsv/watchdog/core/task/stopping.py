@@ -89,7 +89,7 @@ class Stopping:
         return [ClearTree(self._task, incarnation, has_ended)]
 
     def is_cleared(self) -> bool:
-        """Note that none of its processes is left; False if that was known."""
+        """Note that none of its processes is left. Return whether that is new."""
         was_left = not self.tree_is_gone
         self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s
         return was_left
@@ -100,8 +100,8 @@ class Stopping:
 
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
-        """True once, when its time to end is over. `is_killed`: it is killed for that. If not, only
-        an observed program is late.
+        """True once, when its time to end is over, if it is then killed (`is_killed`) or is only
+        observed.
         """
         if self._kill_at_s is None or now_s < self._kill_at_s or not (is_killed or self._observes):
             return False

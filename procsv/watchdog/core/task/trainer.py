@@ -168,7 +168,9 @@ class TrainerSupervisor(TrainerFacts):
         self.next.bind(chief.next, size)
 
     def leave_gang(self, why: str, now_s: float) -> list[Action]:
-        """Its gang is broken: end it, not as a failure, and hold it until it may rejoin."""
+        """Its gang is broken: end it without counting a failure, and hold back its next start until
+        the gang restarts.
+        """
         self.next.is_held = True
         if self.life.state is TaskState.DONE:
             self.ends_run, self.next.due_s = False, now_s
