@@ -1,7 +1,7 @@
 """procsv: a supervisor for TensorFlow training that keeps going when a process does not.
 
-The public names load at first use, so that `import procsv`, and every command that does not train, starts without
-TensorFlow.
+The public names load at first use, so that `import procsv`, and every command that does not train,
+starts without TensorFlow.
 """
 
 import typing as _typing
@@ -66,7 +66,7 @@ _HOME = {  # public name -> the module that defines it
 }
 
 
-if not _typing.TYPE_CHECKING:  # or a checker takes any name for one of procsv's
+if not _typing.TYPE_CHECKING:  # otherwise a type checker would accept any name as one of procsv's
 
     def __getattr__(name: str) -> object:
         from importlib import import_module

@@ -1,4 +1,4 @@
-"""procsv for Keras: the callbacks that take the place of Keras' own.  Importing this imports Keras."""
+"""procsv for Keras: callbacks that replace Keras' own.  Importing this module imports Keras."""
 
 from procsv.training.keras.backup import BackupAndRestore
 from procsv.training.keras.model_checkpoint import ModelCheckpoint

@@ -47,14 +47,17 @@ declare("server.copy")
 
 
 class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
-    """The chief's order for a capture into the slot file at `path`. No path: only warm up."""
+    """The chief's order for a capture into the slot file at `path`.
+
+    Without a path, and unless `is_far`, the server only warms up.
+    """
 
     owner: str  # a session of the chief; orders of an earlier one are dropped
     number: int  # of the capture; rises
     path: str = ""
     device: int = 0  # device and inode identify the file
     inode: int = 0
-    is_far: bool = False  # the slot is on another machine, which fetches the capture
+    is_far: bool = False  # the slot is on another machine, which fetches the capture; there is no path then
 
 
 _ORDER_DECODER = msgspec.msgpack.Decoder(CaptureOrder)
@@ -81,7 +84,7 @@ class _Taken:
 
     def __init__(self, memory: Any, places: list[TensorPlace], views: list[Any], *, is_far: bool = False) -> None:
         self.hashes: list[int] = []
-        self.offer: Any = None  # how to fetch it, in numbers, if it is fetched into the slot
+        self.offer: Any = None  # how the chief's machine fetches the capture, encoded as int64s; None: not offered
         self._is_far = is_far
         self._memory, self._places, self._views = memory, places, views
         self._done = 0  # bytes of the current tensor
@@ -129,8 +132,9 @@ class _Taken:
 class KeptViews:
     """All current captures of this process.
 
-    TensorFlow's threads call this, and the lock admits one at a time. A stopped process may have
-    been copying a piece. The lock also keeps that piece from being written after the next capture.
+    TensorFlow's threads call this, and the lock admits one at a time. If the process is stopped
+    (SIGSTOP) while it copies a piece, the lock makes the next capture wait until the piece is
+    written, so that an old piece never lands in a new capture.
     """
 
     def __init__(self, shm_dir: Path) -> None:
@@ -168,9 +172,9 @@ class KeptViews:
         return np.int64(NO_STEP if at < 0 else int(views[at].reshape(())))
 
     def copy(self, order: Any) -> Any:
-        """Copy a piece of a capture.
+        """Copy the next piece of a capture.
 
-        Captures before it are dropped, because the chief has given them up. Return int64s: the
+        Earlier captures are dropped, because the chief has given them up. Return int64s: the
         number of bytes left and, if none are, the hash of each view (as uint64). If the slot is on
         another machine, the last numbers say how to fetch the capture.
         """
@@ -232,22 +236,22 @@ def _order_of(data: Any) -> CaptureOrder:
 
 
 def begins(sizes: Sequence[int]) -> list[int]:
-    """Return where each tensor of a capture begins, in bytes, one after the other.
+    """Return the offset in bytes of each tensor of a far capture, where they follow one another.
 
-    Both machines compute the same.
+    The server's machine and the chief's both compute these offsets.
     """
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
 def as_numbers(offer: StateOffer) -> Any:
-    """Encode `offer` as int64s, for an op that returns only such."""
+    """Encode `offer` as int64s, because the op can return nothing else."""
     data = encode_msgpack(offer)
     padded = data + bytes(-len(data) % 8)
     return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
 
 
 def from_numbers(numbers: Any) -> StateOffer:
-    """Decode an offer. Raise ValueError if it is none."""
+    """Decode an offer. Raise ValueError if `numbers` is not one."""
     try:
         return decode_msgpack(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], _OFFER_DECODER)
     except msgspec.DecodeError as error:
@@ -255,7 +259,7 @@ def from_numbers(numbers: Any) -> StateOffer:
 
 
 def make_sender() -> Sender:
-    """Make a sender at the open port, or at any port if another process here has that one."""
+    """Make a sender at the port for snapshots, or at any port if another process uses that one."""
     try:
         return Sender(told_state_port(), SystemClock())
     except UserError:
@@ -265,8 +269,9 @@ def make_sender() -> Sender:
 class FarCaptures:
     """The memory of all captures for a chief on another machine, and the sender.
 
-    The memory goes with the process, and half of a capture is never found: the chief fetches it into
-    its own slot, and checks each tensor's hash there. Nothing listens before the first such capture.
+    The memory is lost with the process. The chief fetches a capture into its own slot and checks
+    each tensor's hash there, so it never uses half of one. No port is open before the first such
+    capture.
     """
 
     def __init__(self, make_sender: Callable[[], Sender] = make_sender) -> None:

@@ -53,8 +53,8 @@ from procsv.training.runtime.link import Link
 from procsv.training.runtime.log import flush_output, say
 from procsv.training.runtime.step_gate import StepGate
 
-CONNECT_S_MAX = 2.0  # for a program that waits for its session to notice its end
-SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message for this long is a preemption notice
+CONNECT_S_MAX = 2.0  # how long a program that still waits for its session may take to notice a stop
+SIGNAL_ALONE_S = 0.1  # a SIGTERM that no message of the watchdog follows within this time is a preemption notice
 
 declare("trainer.import", "trainer.atexit")
 
@@ -82,13 +82,13 @@ def main() -> None:
         signals = ProgramSignals(start)
         runtime = _make_runtime(start, signals)
         _join_run(runtime, signals, start)
-    # If the machine has several tasks, this is the one that imports what training needs.
+    # Only one task of a machine records its imports for the standby: the one that imports what training needs.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
     if news is not None:
         news.note_configuration()
     code = _run_target(runtime, start)
     if not (runtime.is_connected or runtime.is_ahead):
-        sys.exit(code)  # a fork of the program: what it says of itself would count as said by the trainer
+        sys.exit(code)  # this is a fork of the program, whose messages would count as the trainer's
     if news is not None:
         news.note_last_imports()
     if runtime.is_ahead:
@@ -106,7 +106,7 @@ def main() -> None:
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
     if not runtime.is_connected:
-        return  # a fork of the program's exit functions
+        return  # this is a fork of the program, which runs the exit functions that it has inherited
     _leave_run(runtime)
     signals.ignore_notices()
     failpoint("trainer.atexit")  # after a kill here, all is saved, but the exit is still by a signal
@@ -114,7 +114,7 @@ def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
 
 def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
-    # A program that has not ended its session still holds the run.
+    # If the program has not ended its session, the release does not close the heartbeat, which writes the last step.
     runtime.heartbeat.write_step(runtime.heartbeat.step)
     runtime.release_run()
 
@@ -122,7 +122,7 @@ def _leave_run(runtime: Runtime) -> None:
 def _make_runtime(start: Start, signals: ProgramSignals, gate: Callable[[Runtime], None] | None = None) -> Runtime:
     runtime = Runtime(
         start.paths,
-        (WATCHDOG, *SERVICES),  # a member reaches their proxies
+        (WATCHDOG, *SERVICES),  # on a member's machine these are proxies
         start,
         gate=gate,
         handled_signals=signals.handled,
@@ -173,9 +173,10 @@ def _on_lifeline(runtime: Runtime, link: Link, fd: int) -> None:
 def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals) -> None:
     """Turns each notice into a stop request on the link's thread, whatever the main thread does.
 
-    Schedulers signal every process at once, and the watchdog gets the signal, too.  It then ends
-    the tasks in their order, with a message after its own signal.  So the chief waits for the
-    workers, and the servers that the chief saves stay until it has saved.
+    A scheduler may signal all processes of a run at once.  The watchdog then stops the tasks in the
+    right order by messages, so a task acts on its signal only if no message follows within
+    `alone_s`.  The chief waits longer, to give the workers a head start.  A task that the chief
+    needs for its last save, such as a parameter server, ignores the signal.
     """
     trains_beside = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
     alone_s = SIGNAL_ALONE_S + (HEAD_START_S if start.is_chief and trains_beside else 0.0)
@@ -198,7 +199,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
 
 def _why_needed(runtime: Runtime, start: Start) -> str:
     """What this task is if the chief cannot save without it; "" if the chief can."""
-    serves = runtime.heartbeat.phase is Phase.SERVE  # like the workers of a coordinator
+    serves = runtime.heartbeat.phase is Phase.SERVE  # a worker may be a server, too, for a ParameterServerStrategy
     if start.task.role == PS or (serves and not start.is_chief):
         return "a server"
     word, has_servers = start.settings.restart, any(task.role == PS for task in start.settings.tasks)
@@ -210,10 +211,10 @@ def _why_needed(runtime: Runtime, start: Start) -> str:
 def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason, grace_s: float) -> bool:
     """Whether the program handles SIGTERM, and so gets time to end by itself.
 
-    Its state is captured in any case.  After its share of the grace period it is asked to stop at a
+    If so, its state is captured now.  After OWN_SHARE of the grace period it is asked to stop at a
     step, like any other program.
     """
-    is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # for other tasks, in C
+    is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # in C code, where its handler cannot run
     if not signals.handles_stop or is_waiting:
         return False
     runtime.capture_state(reason)
@@ -242,7 +243,7 @@ def _end_by_force(runtime: Runtime) -> None:
         _leave_threads(runtime)
     grace = show_duration(runtime.connection.start.settings.grace_s)
     say(f"the program has not stopped; ending it within the grace of {grace}")
-    # A program that ends the run by itself has its own exit code; 75 would claim that it has saved.
+    # If the program was to end the run by itself, 75 would wrongly claim that it has saved.
     os._exit(exit_codes.GAVE_UP if runtime.stops.is_left_to_end_run else exit_codes.RESUMABLE)
 
 
@@ -279,9 +280,9 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     reads_input = watch_input()
     watch_exec()
     allow_own_group()
-    # An interpreter that ends collects garbage once more. TensorFlow's objects would cost it a second, and only then can
-    # a failed trainer be restarted. A standby freezes them for its forks. What is never finalized: a cycle of objects
-    # that the program made before this import.
+    # At its exit the interpreter collects garbage once more. With TensorFlow's objects that takes a second, during
+    # which a failed trainer cannot be restarted. So they are frozen here; a standby freezes them for its forks. The
+    # drawback: a cycle of objects that the program made before this import is never finalized.
     call_after_import("tensorflow", gc.freeze)
     with runtime.stops.interrupting(_interrupt_program):
         watch_servers(runtime)
@@ -297,7 +298,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         run_program(find_target(start.target, Path.cwd()), list(start.program_args))
     except SystemExit as leaving:
         if exit_code_of(leaving) not in (0, exit_codes.RESUMABLE):
-            runtime.record_failure(leaving)  # a signal handler may have left in the middle of a step
+            runtime.record_failure(leaving)  # the exit may come from a signal handler, in the middle of a step
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
         if exit_code_of(leaving) and reads_input():
@@ -308,7 +309,8 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         say(str(error))
         return exit_codes.MISCONFIGURED
     except KeyboardInterrupt as error:
-        if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:  # otherwise it was `interrupt`
+        # Otherwise `_interrupt_program` has raised it.
+        if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:
             _report_exception(runtime, error)
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's error: printed, recorded, and in the exit code
@@ -323,7 +325,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
 
 
 def _interrupt_program() -> None:
-    """Interrupts like Ctrl-C: also out of a system call, and with the program's cleanup."""
+    """Interrupts the program like Ctrl-C, even in a system call, so that its cleanup still runs."""
     main = threading.main_thread().ident
     assert main is not None, "the main thread runs"
     signal.pthread_kill(main, signal.SIGINT)
@@ -348,7 +350,7 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if runtime.is_connected:  # otherwise it is a standby's error, or a fork's, which the log has
+    if runtime.is_connected:  # otherwise this is a standby or a fork, whose errors only go to the log
         write_last_words(runtime.connection.start, error, trace, runtime.heartbeat.step)
 
 

@@ -63,7 +63,7 @@ class CacheLocks:
     def use_cache(self, prefix: str) -> None:
         """Handles the locks of a cache in files that begin with `prefix`."""
         directory, name = os.path.split(os.path.abspath(prefix))
-        directory = os.path.realpath(directory)  # the system names open files by it
+        directory = os.path.realpath(directory)  # as /proc/self/fd shows open files
         prefix = os.path.join(directory, name)
         if prefix in self._prefixes:
             return

@@ -9,8 +9,7 @@ It has nothing to save: the chief saves its variables.
 The watchdog learns about a collective strategy (MultiWorkerMirroredStrategy).  TensorFlow's own
 service tells the members of a collective that one of them is gone: a killed one immediately, by its
 connection, a frozen one after ten seconds without a heartbeat.  A shorter limit would end healthy
-members of a collective that forms on a busy machine, and it cannot change once the members have
-met.
+members while a collective forms on a busy machine, and the limit cannot be changed afterwards.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _offer_captures(runtime: Runtime) -> None:
     If a version of TensorFlow lacks the table, the chief reports that it does not find the
     captures.
     """
-    # Only now, because the program has imported NumPy.
+    # Imported only now, because `servers` imports NumPy, which the program has imported by now.
     servers: Any = importlib.import_module("procsv.training.servers")
     script_ops: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)

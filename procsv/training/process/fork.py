@@ -47,9 +47,10 @@ ALWAYS = ("sys", "builtins", "__main__")  # always torn down; the first two in a
 class Threads:
     """The threads that libraries have started in this process.
 
-    OpenBLAS ends its threads before a fork and restarts them afterwards; NumPy and SciPy each bring
-    one.  Its threads are those that begin while an extension module of NumPy or SciPy loads, no
-    matter what imports it.  So this class is a finder, which delegates to the other finders.
+    The threads of OpenBLAS are harmless: it ends them before a fork and restarts them afterwards.
+    NumPy and SciPy each bring an OpenBLAS.  Its threads are recognized by when they begin: while an
+    extension module of NumPy or SciPy loads.  To observe that, this class is an import finder,
+    which delegates to the other finders.
     """
 
     harmless = ("numpy", "scipy")
@@ -141,7 +142,7 @@ class ImportedFiles:
         """`since_ns`: when the imports began, in Unix time; files written later are suspect."""
         self._since_ns = since_ns
         found = {origin: _identity_of(origin) for origin in _origins()}
-        self._files = {origin: file for origin, file in found.items() if file is not None}  # otherwise in an archive
+        self._files = {origin: file for origin, file in found.items() if file is not None}  # None: in an archive
 
     def changed(self) -> str:
         """Returns a file that has changed or disappeared, or ""."""
@@ -222,9 +223,9 @@ def settle_memory() -> None:
 def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pid: None) -> int:
     """Forks a process that becomes a child of our parent, a subreaper.
 
-    Here it returns the fork's pid, after the fork has run `begin`.  There it returns 0, after
-    `tell` was called here with that pid.  Raises ChildProcessError if the fork died before.  After
-    a kill in here, the fork continues, and nothing knows about it.
+    In this process it returns the fork's pid, once the fork has run `begin`.  In the fork it
+    returns 0, once this process has called `tell` with that pid.  Raises ChildProcessError if the
+    fork died before.  If this process is killed in here, the fork may continue unknown to anyone.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -288,5 +289,5 @@ def _leave_alone() -> None:
     sys.modules.update(rest)
 
 
-# Registered before most handlers, so it runs after them; they may import.
+# Registered before most handlers, so it runs after them: they may still import modules.
 atexit.register(_leave_alone)

@@ -40,7 +40,7 @@ CONFIGURATION = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".gin", ".py
 
 
 class ImportRecord:
-    """The imports of this process so far, kept in a file as long as it lives."""
+    """The imports of this process so far, and the file that keeps them while the process lives."""
 
     def __init__(
         self,
@@ -144,10 +144,10 @@ class ImportNews:
             runtime.connection.tell_watchdog(watchdog_messages.Loaded())
 
     def note_last_imports(self) -> None:
-        """Adds the imports since; call it when the program has ended.
+        """Records the imports since the last record; call it when the program has ended.
 
-        After a kill before this, those files count as unchanged.  A changed file that the program's
-        arguments name is considered an output.
+        Without this, as after a kill, later changes of these files go unnoticed.  A file that the
+        program's arguments name, and that has changed, is considered an output.
         """
         with self._lock:
             if self._record is not None:

@@ -96,7 +96,7 @@ class Imported:
         return dict(self._versions)
 
     def note_file(self, path: str) -> None:
-        """Reads a file of the program, unless known: later changes do not affect what runs."""
+        """Reads a file of the program, unless it was read before: its first version is in use."""
         path = os.path.abspath(path)
         if path not in self._versions and (file := read_file(path)) is not None:
             self._versions[path] = file

@@ -5,9 +5,9 @@ records lie in that directory, and other processes write to them: a file that ap
 between listing and deletion makes either call fail.  procsv then repeats the call, and reports what
 it deleted.
 
-With --map-logdir the program works in another directory than it names.  The directory that it
-deletes is then not this run's, and may hold a training that the user wants to keep: a drill of the
-program must not cost it.
+With --map-logdir the program works in another directory than it names.  It then deletes the
+directory that it names, which may hold a training that the user wants to keep.  A run with this
+option, such as a drill, must not destroy that training, so procsv prevents the deletion.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LogdirDeletion:
         return rmtree
 
     def _remove(self, remove: Callable[[], Any]) -> Any:
-        """Calls `remove`, and repeats it while our own directory is what makes it fail."""
+        """Calls `remove`, and repeats it while procsv's own directory is what makes it fail."""
         for _ in range(TRIES_MAX):
             try:
                 return remove()
@@ -118,7 +118,7 @@ class LogdirDeletion:
         return remove() if self._logdir.is_dir() else None
 
     def _move_home_away(self) -> bool:
-        """Moves our directory to a name where nothing writes to it.
+        """Renames procsv's directory, so that nothing writes to it any more.
 
         Returns False if the directory does not exist, and so was not in the way.  A file that was
         being opened in it during the move may still appear once.

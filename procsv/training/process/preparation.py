@@ -2,11 +2,11 @@
 
 standby.py uses this.  It imports none of the program's own modules.
 
-The imports give way to training by pauses that grow with the wait for a core.  Nothing of that may
-outlast them: an ordinary user could not lower a nice value again, and threads that libraries start
-during the import would keep it as long as the future trainer lives.  So the work runs in the main
-thread at its usual priority, and yields by itself: after each slice it rests for a multiple of the
-time that it had to wait for a core.  It stops yielding once a task waits for it.
+The imports must not slow training down.  A higher nice value would outlast them: an ordinary user
+cannot lower it again, and threads that libraries start during an import would keep it as long as
+the future trainer lives.  So the work runs in the main thread at its usual priority, and yields by
+itself: after each slice it rests for a multiple of the time that it had to wait for a core.  It
+stops yielding once a task waits for it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Preparation:
         """Imports the modules; returns their number."""
         if self._start.settings.drop_in:
             install()
-        # If a task waits for a trainer, it waits for this process; otherwise keep out of the way.
+        # Yield to other processes, unless a task is waiting for this process to become its trainer.
         with contextlib.nullcontext() if self._start.is_awaited else yielding_imports():
             # During the first imports, the trainer may have recorded more.
             return self._import_record(self._loaded) + self._import_record(read_loaded(self._start.paths.loaded))
 
     def import_more(self) -> int:
-        """Imports what has been recorded since; returns the number of modules."""
+        """Imports what has been recorded since the last import; returns the number of modules."""
         with yielding_imports():
             return self._import_record(read_loaded(self._start.paths.loaded))
 
@@ -120,9 +120,9 @@ def _change_environment(changes: dict[str, str | None]) -> None:
 
 
 class _Guard:
-    """A finder that refuses the program's own top-level names.
+    """A finder that refuses to import the program's own top-level modules.
 
-    Installed modules with such names are not the program's.
+    An installed module of the same name would take the place of the program's.
     """
 
     def __init__(self, own: frozenset[str]) -> None:
@@ -143,7 +143,7 @@ def yielding_imports() -> Iterator[None]:
     It runs on the main thread.  A scheduling class that the user has chosen (chrt) stays: it
     already says how much this process may disturb others.
     """
-    # With SCHED_BATCH, a process that wakes up goes first.
+    # The kernel slightly prefers other processes to one with SCHED_BATCH.
     pauses, is_ours = _Pauses(), _set_class(0, os.SCHED_OTHER, os.SCHED_BATCH)
 
     def stop_yielding(*_: object) -> None:

@@ -25,7 +25,7 @@ from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.log import say
 
-CHANGES_MAX = 5  # named changes of the environment
+CHANGES_MAX = 5  # changes of the environment that a message names
 READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file instead"
 
 
@@ -42,9 +42,10 @@ class _EmptyInput(io.FileIO):
 
 
 def watch_input() -> Callable[[], bool]:
-    """Watches standard input; the result says whether the program has read `sys.stdin`.
+    """Watches standard input; the returned function says whether the program has read `sys.stdin`.
 
-    In a run standard input is empty, and an error that follows from that names it.
+    Standard input is empty in a run.  If the program has read it and then fails, the report says
+    so.
     """
     own = sys.stdin
     if own is None or not os.path.samestat(os.fstat(0), Path(os.devnull).stat()):
@@ -57,9 +58,10 @@ def watch_input() -> Callable[[], bool]:
 
 
 def allow_own_group() -> None:
-    """Lets the program make a process group or session of its own: this process already leads both.
+    """Makes the program's setpgid, setpgrp and setsid succeed for this process, without effect.
 
-    The system refuses that to the leader of a session, which a program elsewhere rarely is.
+    This process already leads a group and a session of its own, and the system would refuse these
+    calls to a session leader.  Outside procsv a program is rarely one.
     """
 
     def allowing(begin: Callable[..., None]) -> Callable[..., None]:
@@ -129,8 +131,8 @@ def _put_first(directory: str) -> None:
 def _become_main(**attributes: Any) -> dict[str, Any]:
     """Installs a fresh `__main__`, in which the program finds nothing of procsv's.
 
-    pickle and multiprocessing read it, too.  `attributes`: those besides its name that are not
-    None.
+    pickle and multiprocessing read it, too.  `attributes` are the module's attributes, except its
+    name and those that are None.
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__, __annotations__={}, **attributes)
@@ -169,7 +171,7 @@ def _spec(name: str) -> ModuleSpec:
 def _run_path(path: str, shown: str, args: list[str]) -> None:
     """Runs `python path`: sys.path[0] is the script's directory.
 
-    Of a directory or an archive it runs the __main__.
+    If `path` is a directory or an archive, its __main__ runs.
     """
     sys.argv = [shown, *args]
     IMPORTED.note_file(path)
@@ -187,7 +189,7 @@ def _run_path(path: str, shown: str, args: list[str]) -> None:
         if path.endswith(".pyc"):
             loader = SourcelessFileLoader("__main__", path)
             code = loader.get_code("__main__")
-        else:  # like the interpreter, without a .pyc: an edited script may have the time and size of the one before
+        else:  # like the interpreter, without a .pyc: an edited script may have the old one's time and size
             loader = SourceFileLoader("__main__", path)
             code = loader.source_to_code(loader.get_data(path), path)
         names = _become_main(__file__=path, __cached__=None, __loader__=loader)

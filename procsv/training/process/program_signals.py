@@ -1,10 +1,10 @@
 """Signals to a training process: those that procsv handles, and those that the program handles.
 
-The bootstrap makes this before the program runs.  A signal that would end the process instead
-reaches the link's thread, whatever the main thread does.  Once the program installs its own
-handler, the signal belongs to the program: its handler runs as without procsv, and procsv only
-captures the state.  A fork of the program (a multiprocessing worker, a data loader) has none of
-this: a signal to a fork does not concern the run.
+The bootstrap makes a ProgramSignals before the program runs.  From then on, a signal that would
+have ended the process reaches the link's thread, whatever the main thread does.  Once the program
+installs its own handler, the signal belongs to the program: its handler runs as without procsv, and
+procsv only captures the state.  A fork of the program (a multiprocessing worker, a data loader) has
+none of this: a signal to a fork does not concern the run.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ProgramSignals:
     def take_notices(self) -> set[int]:
         """Returns the signals since the last call that ask this process to end.
 
-        A signal that procsv merely keeps from ending the process asks nothing.  A signal that the
-        program handles is the program's own, unless it is a notice.
+        Not among them: a signal that procsv only keeps from ending the process, and a signal that
+        the program handles itself, unless it is a notice.
         """
         with contextlib.suppress(BlockingIOError):
             self._came.update(new := os.read(self.fd, 512))

@@ -4,16 +4,16 @@ The watchdog starts it once training runs, and keeps it out of training's way.  
 while it waits.  It touches no accelerator: importing TensorFlow does not, and the standby makes no
 session.  It imports none of the program's own modules.  In a fork, arguments, path, environment,
 random state and __main__ are as in a fresh interpreter, and the program runs from its first line.
-If a fork would break the imports (fork.py), the standby becomes the trainer itself, and the
-watchdog starts another standby.
+If the imports have started something that a fork would break (fork.py), the standby becomes the
+trainer itself, and the watchdog starts another standby.
 
 A hot standby also runs the program, as the next trainer would, up to its first contact with the run
 (`Runtime.acquire_run`).  So the program's own start runs twice, and its output until then is in the
 standby's log.
 
 A standby dies with the watchdog, at any time.  At the end of the run a warm one waits until all its
-forks have ended, then cleans up what its imports have created.  A hot one is killed: it has run the
-program, and this is not the program's own end.
+forks have ended, then cleans up what its imports have created.  A hot one is killed instead: it has
+run the program's own start, so its exit would also run the program's cleanup.
 """
 
 from __future__ import annotations
@@ -72,11 +72,14 @@ class StandbyProcess:
         self._start, self._line = start, FdChannel.inherited(start.standby_fd, STANDBY_DECODER)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
         self._threads, self._exit_handlers = Threads(), ExitHandlers()
-        self._pid, self._forks = os.getpid(), list[int]()  # descriptors of the live ones
+        self._pid, self._forks = os.getpid(), list[int]()  # the forks' pidfds
         self._preparation: Preparation | None = None
 
     def import_ahead(self) -> dict[str, str | None]:
-        """Imports; returns the environment changes that the program makes before TensorFlow."""
+        """Repeats the last trainer's imports.
+
+        Returns the environment changes that its program made before it imported TensorFlow.
+        """
         start = self._start
         _die_with_watchdog(start.lifeline_fd)
         os.set_inheritable(start.lifeline_fd, False)
@@ -93,7 +96,7 @@ class StandbyProcess:
         Returns the next trainer's start.
         """
         lifeline_fd = self._start.lifeline_fd
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # it would leave the program's children behind
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # this signal would leave the program's children behind
         threading.Thread(
             target=self._end_group_with_watchdog, args=(lifeline_fd,), name="procsv-lifeline", daemon=True
         ).start()
@@ -102,7 +105,7 @@ class StandbyProcess:
 
     def _end_group_with_watchdog(self, lifeline_fd: int) -> None:
         select.select([lifeline_fd], [], [])
-        if self._line.fd >= 0:  # otherwise it is the trainer, which saves first
+        if self._line.fd >= 0:  # otherwise this process is the trainer by now, which saves first
             os.killpg(0, signal.SIGKILL)
 
     def become_trainer(self) -> Start:
@@ -170,7 +173,7 @@ class StandbyProcess:
     def _leave(self, number: int, _: object) -> None:
         """Handles SIGTERM at the end of the run; cleans up after the last fork has ended."""
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == self._pid:  # otherwise a fork that is not the trainer yet
+        if os.getpid() == self._pid:  # otherwise this is a fork that is not the trainer yet
             for fd in self._forks:
                 select.select([fd], [], [])
             atexit._run_exitfuncs()

@@ -2,8 +2,8 @@
 
 An attempt records a point of `procsv/attempt` at the step from which it resumes, and in
 `procsv/ends` every end that no event file has yet. A resumed training voids what was recorded from
-its step on: a graph session does so with its START record, and an eager program or a fit because
-its files are cut back with the state. Marks at these steps are voided, too, and the next attempt
+its step on: a graph session writes a START record, and the files of an eager program or a fit are
+cut back when its state is restored. This also voids marks at these steps, and the next attempt
 repeats their text.
 
 The controllers of graph sessions use this, and so does the code that follows the files of
@@ -87,8 +87,8 @@ def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
 def mark_once(runtime: Runtime, writer: Any) -> None:
     """Have a tf.summary writer record the attempt, as part of the state that is being captured.
 
-    This waits for the attempt's first step. Before it, the state is the one from which the attempt
-    began, and belongs to the attempt before it.
+    Before the attempt's first step this does nothing: the state is still the one from which the
+    attempt began, and belongs to the previous attempt.
     """
     training: Any = runtime.training  # a TrainingRun
     if runtime in _marked or training is None or training.read_step() <= training.first_step:

@@ -55,9 +55,9 @@ _HARMLESS = (
 class Split(msgspec.Struct, frozen=True):
     """A computation in two parts: what the program's run fetches, and what a second run is fed."""
 
-    along: tuple[Any, ...]  # tensors, or the op itself if there is no second run
+    along: tuple[Any, ...]  # the tensors that the program's run fetches in addition; if `is_whole`, the op itself
     feeds: frozenset[str]  # names of fed tensors that the second run needs, too
-    is_whole: bool
+    is_whole: bool  # there is no second run
 
 
 class PiggybackFetch:
@@ -146,7 +146,7 @@ def _has_effect(op: Any) -> bool:
 
 
 class PendingFetch:
-    """One due computation, made with the next run that has the same effects.
+    """One due computation, made with the program's next run that has all its effects anyway.
 
     When `is_over`, it has its `value` at global step `step`, or the `error` of computing it. If
     that run failed, it has neither.

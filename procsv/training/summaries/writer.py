@@ -88,7 +88,7 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
         SummaryToEventTransformer.__init__(self, StreamEventWriter(streams, str(logdir)))
 
     def hold_run(self, runtime: Runtime) -> None:
-        """Keep a run that would end with its session until `close`.
+        """Keep the run until `close`, even if it would otherwise end with its session.
 
         The next session then continues this event file.
         """
@@ -105,8 +105,9 @@ FILE_POLL_S = 0.005
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     """Write the text of the finalized `graph` to `logdir`.
 
-    The summary service writes it if it reaches `logdir`. As with TensorFlow, programs find the file
-    once they have their session. So this waits for a file that is new and soon written.
+    The summary service writes it if it reaches `logdir`. With TensorFlow, programs find the file as
+    soon as they have their session. So this function waits for the file, if it is new and small
+    enough to be written soon.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     directory = local_path(logdir)
