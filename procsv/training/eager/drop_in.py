@@ -259,6 +259,7 @@ def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
     @functools.wraps(read)
     def read_later(*args: Any, **kwargs: Any) -> Any:
         path = args[at] if len(args) > at else next((kwargs[name] for name in PATHS if name in kwargs), None)
+        private.fill_late_variables()
         if isinstance(path, str | os.PathLike):
             _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
             wait_for_saves()

@@ -164,6 +164,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._events = EventFiles(runtime)
         self._controller.on_given_way = self._forget_steps
         replicas.watch_reads(private.saved_by(checkpoint))
+        private.fill_late_variables()
 
     def _make_source(self) -> EagerState:
         checkpoint = private.saved_by(self.checkpoint)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 READ_MANY = "_ReadVariablesOp"
+DEFERRED = ("_serialize_to_tensors", "_restore_from_tensors")  # of Keras' variables
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # the entry with the object graph; part of the file format
+
+_filled: list[type] = []  # classes of Keras' variables
 
 
 def _find_in_tensorflow(module: str, *names: str) -> Any:
@@ -80,6 +84,35 @@ def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
             except tf.errors.FailedPreconditionError as error:
                 return ".".join(reference.name for reference in paths[node]), error
     return None
+
+
+def fill_late_variables() -> None:
+    """Have Keras' variables that are made after a restore begin with the restored values.
+
+    Keras makes a model's variables by calling the model without data, while they have no memory.
+    Then TensorFlow cannot assign what it has restored, Keras hides the error, and the first layer
+    keeps its random values.
+    """
+    kind = getattr(sys.modules.get("keras.src.backend.tensorflow.core"), "Variable", None)
+    if kind is None or kind in _filled or not all(hasattr(kind, name) for name in DEFERRED):
+        return
+    _filled.append(kind)
+    serialize, restore = (getattr(kind, name) for name in DEFERRED)
+
+    def serialize_late(self: Any) -> Any:
+        is_late = getattr(self, "_value", self) is None
+        return {"VARIABLE_VALUE": tf.zeros([], self.dtype)} if is_late else serialize(self)  # only its type counts
+
+    def restore_late(self: Any, restored: dict[str, Any]) -> Any:
+        if getattr(self, "_value", self) is not None:
+            return restore(self, restored)
+        (value,) = restored.values()
+        value.shape.assert_is_compatible_with(self.shape)
+        self._initializer = lambda shape, dtype=None: tf.cast(value, dtype or value.dtype)
+        return None
+
+    for name, change in zip(DEFERRED, (serialize_late, restore_late), strict=True):
+        setattr(kind, name, change)
 
 
 def is_event_writer_known() -> bool:

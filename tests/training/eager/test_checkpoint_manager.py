@@ -199,6 +199,33 @@ def test_objects_created_later_get_their_values_on_creation(directory: Path) -> 
         manager.step()
 
 
+def test_a_keras_model_that_is_built_after_the_restore_has_all_its_values(directory: Path) -> None:
+    import keras
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+    def train(model: Any, optimizer: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.ones([4, 2])) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return [value.numpy().tolist() for value in (*model.variables, *optimizer.variables)]
+
+    model, optimizer = Model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(directory / "saved"))
+    expected = train(model, optimizer)
+    model, optimizer = Model(), keras.optimizers.Adam()
+    manager = procsv.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), directory)
+    manager.checkpoint.read(path)
+    assert train(model, optimizer) == expected
+
+
 def test_a_program_that_restores_by_itself_finds_the_newest_checkpoint(directory: Path) -> None:
     first = Counting(directory, step_counter=None)
     with first.manager:
