@@ -132,7 +132,7 @@ def _knows_imports(start: Start) -> bool:
 # -- the first lines of the journal ----------------------------------------------------------------------------
 def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
     """Return the run's first journal entries: its start, what was fetched while it was formed, and
-    whose logdir it took over.
+    the takeover of the logdir from another machine.
     """
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     started = entries.RunStarted(
@@ -157,7 +157,8 @@ def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
 def _tensorflow_version() -> dict[str, str]:
     """Find the version in the name of the installed package.
 
-    Importing TensorFlow, or its metadata, would cost time and memory that a watchdog does not need.
+    Importing TensorFlow, or reading its metadata, would cost time and memory that a watchdog does
+    not need.
     """
     names = (path.name for place in sys.path for path in Path(place).glob("tensorflow-*.dist-info"))
     name = next(names, "")

@@ -1,8 +1,8 @@
 """`python -m procsv.watchdog.observer`: watch a program that procsv did not start.
 
-The observer runs as the program's child. A Supervisor or a monitored session without `procsv
-launch` starts it when it is made. It waits, with everything imported, until the first session
-begins, and ends with the program if none does. It never ends the program, and never restarts it.
+The observer runs as the program's child. A Supervisor or a monitored session that is made without
+`procsv launch` starts the observer. It imports everything and waits until the first session begins;
+if none does, it ends with the program. It never ends the program, and never restarts it.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Conversation:
         return task is not None and task.incarnation == received.incarnation
 
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
-        """Say why the program's directory cannot be the run's logdir, or return ""."""
+        """Adopt the directory that the program has named; return why that is impossible, or ""."""
         start = self._published.facts.start
         if start.root or not start.may_adopt(Path(logdir)):
             return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"

@@ -52,7 +52,7 @@ class Held(Protocol):
     """The hold on the logdir."""
 
     def adopt(self, logdir: Path) -> None:
-        """Take the directory that the program has named, too. UserError if that fails."""
+        """Also take the directory that the program has named. UserError if that fails."""
 
     def keep(self, now_s: float) -> str:
         """Renew our lease every few seconds; return who has taken the logdir, "" if it is ours."""
@@ -78,8 +78,8 @@ class RecordsPort(Protocol):
 class Resources(MemoryPort, Protocol):
     def tree_memory(self, pid: int, limit: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
-        """Return a number that changes whenever a thread of the tree, except ours, has run; None if
-        that is not visible.
+        """Return a number that changes whenever a thread of the tree has run, procsv's own threads
+        excepted; None if that is not visible.
         """
 
     def host_memory(self) -> dict[str, int]: ...

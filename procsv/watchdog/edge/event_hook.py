@@ -143,7 +143,7 @@ class EventHook:
         return bool(self._running or self._waiting)
 
     def offer_event(self, line: Line, now_s: float) -> None:
-        """Offer an event, as it is in the journal."""
+        """Run the commands for an event of the journal, if it concerns people."""
         if not concerns(line.entry):
             return
         told = {**line.as_dict(), "text": describe(line), **self._about}

@@ -150,7 +150,7 @@ class Reactor:
         if self._remote is not None:
             self._remote.keep_in_touch(now_s)
         self._sockets.server.resend_due()
-        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, gone after its answer
+        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each `procsv` command is a new peer, gone after its answer
         self._processes.reap_strays()
         self._look()
         if self._env.console.is_live:

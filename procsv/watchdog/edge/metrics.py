@@ -45,8 +45,8 @@ class RunMeter:
             self._tensorboard_s = self._prometheus_s = 0.0
 
     def due(self, now_s: float, wall_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """Return the metrics for TensorBoard if they are due. `now_s` is monotonic, `wall_s` Unix
-        seconds, `memory` bytes.
+        """Return the metrics for TensorBoard if they are due. `now_s` is monotonic, `wall_s` is in
+        Unix seconds, and `memory` returns bytes.
         """
         if now_s < self._tensorboard_s:
             return None
@@ -191,8 +191,8 @@ class MetricsPort:
         self._shown = metrics
 
     def collect(self) -> Iterator[Family]:
-        """Called by prometheus-client at each scrape, on its thread; the list is replaced as a
-        whole.
+        """Called by prometheus-client at each scrape, on its thread. That needs no lock, because
+        `show` replaces the list as a whole.
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

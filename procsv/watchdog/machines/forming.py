@@ -1,7 +1,7 @@
 """Form a run on several machines: publish our address, and wait for a launch for each task.
 
-Used by coordinator.py after it has taken the logdir, and before anything is started. Members of a
-run whose coordinator was lost bring the tasks that they still run.
+Used by coordinator.py after it has taken the logdir, and before anything is started. If an earlier
+coordinator of the run was lost, its members may still run their tasks, and offer them.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class Forming:
             return
         ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
-            # If the run has continued without a launch that was lost or restarted, that is not the user's mistake.
+            # A launch that was lost or restarted comes too late if the run has continued without it. The user is not
+            # to blame for that.
             has_moved = self._placement.has_moved or self.membership.is_taken_over(join.task)
             may_be_late = join.served is not None or has_moved
             is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)

@@ -45,7 +45,7 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 TICK_S = 0.5  # the longest sleep
 CLEAR_S = 0.02  # between two checks of a dead task's process tree, until it is gone
 LOCK_S = 5.0  # between two checks that our lock still covers our directory's path
-SLACK = 1.5  # our beat answers the coordinator's; if that does not come, ours is sent a little later
+SLACK = 1.5  # our beat answers the coordinator's; without one, we send ours after so many intervals
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages per socket and turn
 
@@ -88,7 +88,7 @@ class MemberLoop:
         machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
         self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
         self._rejoining, self._is_cut = rejoining, False  # is_cut: we no longer listen to our coordinator
-        self._ready_of = self._in_step_of = 0  # the attempt that has finished its first step, and that trains in step
+        self._ready_of = self._in_step_of = 0  # the last attempt to finish its first step; to train in step
         self._offered = 0  # the attempt that we reported to the next coordinator
         self._freezes = Freezes()  # from the coordinator's fault plan
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
@@ -366,8 +366,8 @@ class MemberLoop:
         self._tell(news)
 
     def _journal(self, entry: entries.Entry, task: TaskId, incarnation: int) -> None:
-        """Report how an attempt started; the coordinator sees the other events itself, and knows
-        nothing of standbys.
+        """Report to the coordinator how an attempt started: it cannot see this machine's standby.
+        It learns of the other events anyway.
         """
         if isinstance(entry, entries.Promoted | entries.StandbyReady):
             note = encode_body(watchdog_messages.Note(entry))

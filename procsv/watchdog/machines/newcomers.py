@@ -113,7 +113,7 @@ class Newcomers:
     def refuse_all(self, exit_code: int) -> list[int]:
         """Tell the waiting launches that the run is over; return their numbers.
 
-        Not for a run that restarts: then they find its new term.
+        Not called if the run restarts: then they find its new term.
         """
         for waiting in self._waiting.values():
             if (peer := self._server.peers.get(waiting.received.who)) is not None:

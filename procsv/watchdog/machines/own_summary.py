@@ -86,7 +86,7 @@ class OwnSummary:
                     pass  # only the coordinator writes the journal
 
     def end(self) -> None:
-        """Wait until the service has ended. Its clients already have."""
+        """Let the service end, after its clients have; kill it if it takes too long."""
         running = self._processes.running.get(SUMMARY)
         if running is None:
             return

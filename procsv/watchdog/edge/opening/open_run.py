@@ -247,7 +247,7 @@ def remove_run(paths: RunPaths, opened: OpenedRun, keep_memory: bool) -> None:
     if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
     if not keep_memory and not paths.is_member:
-        remove_staged(paths.home)  # the last one may be of a step that is on disk already, and so was never saved
+        remove_staged(paths.home)  # one is left if its step was on disk already, so that nothing had to save it
     _clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.release_lock()

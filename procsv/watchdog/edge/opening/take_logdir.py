@@ -96,8 +96,8 @@ class RunBefore:
         return self._program_from(self._start.paths.logdir)
 
     def _program_from(self, root: Path) -> str:
-        """Return the target's file relative to a run's own directory, so that both may be moved; ""
-        for a module.
+        """Return the target's file relative to a run's own directory, so that the two may be moved
+        together; "" for a module.
         """
         return os.path.relpath(os.path.realpath(self._target.path), root) if self._target.path else ""
 

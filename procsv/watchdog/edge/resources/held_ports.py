@@ -2,8 +2,8 @@
 
 Made by launch.py. A port that is bound here and never listened on stays ours even between the death
 of a task and its next start. The task binds it as well (SO_REUSEPORT; TensorFlow's servers do so
-with TF_GRPC_REUSE_PORT=1). Ports on one machine are on 127.0.0.1, which nothing outside can reach.
-If we are killed, the system releases them.
+with TF_GRPC_REUSE_PORT=1). In a run on one machine, the ports are on 127.0.0.1, which nothing
+outside can reach. If we are killed, the system releases them.
 """
 
 from __future__ import annotations

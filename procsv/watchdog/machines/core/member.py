@@ -36,7 +36,7 @@ class MemberEvent(Enum):
     ABANDONED = auto()  # no message for the coordinator timeout
     TOLD_END = auto()  # the run is over
     STOP = auto()  # a signal to this launch
-    LATE = auto()  # the task has not ended when asked
+    LATE = auto()  # the task has not ended in time
     TASK_GONE = auto()  # no process of the task is left
 
 

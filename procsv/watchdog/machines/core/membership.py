@@ -80,7 +80,7 @@ class Member(msgspec.Struct):
     launch: str = ""  # identifies the launch
     lock: LaunchLock | None = None  # on the launch's own directory
     is_dead: bool = False  # its launch is certainly dead
-    is_waiting: bool = False  # it replaces a lost launch, and stays silent until the run begins again
+    is_waiting: bool = False  # it replaces a lost launch, and stays silent until the run restarts
 
     @property
     def stays(self) -> bool:
@@ -173,7 +173,7 @@ class Membership:
         self._look_s = -math.inf
 
     def died(self, member: Member) -> None:
-        """Mark the member's launch as dead, on other evidence than its silence."""
+        """Mark the member's launch as dead, on evidence other than its silence."""
         member.is_dead, self._look_s = True, -math.inf
 
     def is_taken_over(self, task: TaskId) -> bool:
@@ -222,7 +222,7 @@ class Claim(Enum):
 
     AGAIN = auto()  # it already has the place, and asks again because the answer was lost with its connection
     SUCCEEDS = auto()  # the previous launch is dead, and the task keeps its address: the newcomer takes over
-    BEGINS = auto()  # the previous launch is dead, but the task's address would change: all tasks begin again
+    BEGINS = auto()  # the previous launch is dead, but the task's address would change: all tasks restart
     WAITS = auto()  # the previous launch may be alive
     GONE = auto()  # the run continues without that place, or ends
 
@@ -236,7 +236,7 @@ def judge_claim(member: Member | None, join: Join) -> Claim:
     if join.served is not None:
         return Claim.GONE  # the asking launch was lost, and has been replaced
     if not member.takes_orders:
-        return Claim.WAITS  # the run is about to end, or to begin again
+        return Claim.WAITS  # the run is about to end, or to restart
     if join.lock is None or not join.lock.follows(member.lock):
         return Claim.WAITS
     return Claim.SUCCEEDS if member.address == join.address else Claim.BEGINS

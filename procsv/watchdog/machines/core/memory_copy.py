@@ -91,7 +91,7 @@ class TransferRate(msgspec.Struct):
     failures: int = 0  # in a row
     average: float = AVERAGE_BYTES_PER_S  # bytes a second over all copies
     bytes_per_s: float = START_BYTES_PER_S  # the newest fetch's
-    _carries: float = math.inf  # the link's rate, once it was seen to be too slow
+    _carries: float = math.inf  # the link's assumed rate, once the link was seen to be too slow
     _was_late: bool = False  # whether the newest copy was
     _sequence: int = 0  # of the newest offered snapshot (0: none), and when it was offered
     _offered_s: float = 0.0

@@ -45,7 +45,7 @@ class MemoryCopyKeeper:
         self._files, self._clock, self._say = files, clock, say
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
-        self._is_ours = self._kept is not None  # otherwise another launch on this machine must remove it
+        self._is_ours = self._kept is not None  # whether we must remove the copy, or another launch on this machine
         self._rate = TransferRate()
         self._fetch: Fetch | None = None
         self._offered: OfferedMemoryCopy | None = None
