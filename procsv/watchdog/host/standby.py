@@ -35,10 +35,10 @@ ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes abou
 ROOM_LOOK_S = 60.0  # until free memory is checked again
 WAIT_S_MAX = 30.0  # a due start waits this long for an importing standby, which has a head start over a cold start
 WAIT_FIRST_S_MAX = 300.0  # the same for the first trainer, whose own imports would take as long
-# Between signals that tell a standby that a task waits for it. The first may come before the standby can receive any.
+# Time between the signals that tell a standby that a task waits for it. The first of them may come too early for it.
 HURRY_S = 1.0
-PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed, for a cold start
-LEAVE_S_MAX = 5.0  # for a standby's clean-up once no task runs; then it is killed
+PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed, and a cold start follows
+LEAVE_S_MAX = 5.0  # how long a leaving standby may clean up once no task runs; then it is killed
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
 DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
 DEATHS_SAID = 4  # a message is shown when this many deaths fall within that time, but not for further ones
@@ -368,7 +368,7 @@ class Standby(msgspec.Struct):
                 case StandbyAction.KILL:
                     is_becoming = self.state is StandbyState.PROMOTING
                     self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
-                case StandbyAction.RELEASE if self.mode == "hot":  # its clean-up would end the program, too
+                case StandbyAction.RELEASE if self.mode == "hot":  # its clean-up would include the program's own
                     self.out.append(KillTree(STANDBY, self.number))
                 case StandbyAction.RELEASE:
                     self.out.append(Signal(STANDBY, self.number, signal.SIGTERM))

@@ -145,7 +145,7 @@ class Known(msgspec.Struct, frozen=True):
     serves: bool = False  # the task serves variables to other tasks
     we_killed: str = ""  # why the watchdog killed it
     hang: str = ""  # the hang for which the watchdog ended it
-    lost_peer: str = ""  # how the end of another gang member ended it
+    lost_peer: str = ""  # why it was ended, if another member of its gang ended first
     handles_stop: bool = False  # the program has a SIGTERM handler of its own
 
 

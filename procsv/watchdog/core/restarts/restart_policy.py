@@ -88,7 +88,7 @@ class History(msgspec.Struct):
     durable_step: int = NO_STEP  # the highest that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
     room_s: float | None = None  # monotonic: when a full disk first ended an attempt; None once a step is saved
-    _room_deaths: int = 0  # in a row
+    _room_deaths: int = 0  # ends by a full disk, in a row
     _idle_returns: int = 0  # ends in a row that are not failures, with no progress between them
     _early: int = 0  # failures before the first step
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)  # by exception, message and step

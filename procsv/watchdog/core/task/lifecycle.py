@@ -144,7 +144,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.HUNG: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is already being ended
         **_DIES,
-        # It would not hear a request to stop; its state is in memory.
+        # A hung program would not act on a request to stop. Its newest snapshot is in memory, so it is killed.
         _E.STOP_ASKED: _KILL,
         _E.KILL_ASKED: _KILL,
         _E.GANG_BREAKS: _BREAK,
@@ -160,7 +160,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.RECYCLING: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.RECYCLING)),
         **_DIES,
-        _E.HELLO: Edge(_S.RECYCLING, (_A.TELL_STOP,)),  # the first request came before it could hear
+        _E.HELLO: Edge(_S.RECYCLING, (_A.TELL_STOP,)),  # it missed a request that was sent before its Hello
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
@@ -172,7 +172,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.STOP_ASKED), Edge(_S.STOPPING)),
         **_to_each(_DEATHS, Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))),
         _E.COMPLETED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)),
-        _E.HELLO: _STOP,  # the first request came before it could hear
+        _E.HELLO: _STOP,  # it missed a request that was sent before its Hello
         _E.KILL_ASKED: _KILL,
         _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # it was asked to end before its host had started it
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),

@@ -47,7 +47,7 @@ class NextStart:
         self.awaits_room = False  # a full disk ended it
         self._room_due_s = 0.0  # monotonic: the earliest start even if there is room: another disk may be the full one
         self.is_held = False  # it waits until its whole gang is gone
-        self.lost_peer = ""  # how the end of another gang member ended it
+        self.lost_peer = ""  # why it was ended, if another member of its gang ended first
         self._kept = progress  # the progress of the task whose state is resumed: in a gang, the chief's
         self._past: Past | None = None
         self._verdict: GiveUp | None = None  # final, unless the state being saved turns out to be progress
