@@ -24,7 +24,7 @@ class LaunchLock(msgspec.Struct, frozen=True):
     launches have held the same lock, the earlier one is dead with all its processes.
 
     A member makes this description (watchdog/machines/joining.py) and sends it with Join.  The
-    coordinator compares it with that of the launch that hosted the task before
+    coordinator compares it with the lock of the launch that hosted the task before
     (watchdog/machines/core/membership.py).
     """
 

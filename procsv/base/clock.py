@@ -1,7 +1,7 @@
-"""Define clocks as objects.  Cores take `now_s` as an argument; system_clock.py reads the machine's clocks.
+"""Define what a clock is.  Cores take `now_s` as an argument; system_clock.py reads the machine's clocks.
 
-Monotonic seconds measure durations, and processes of one boot can compare them (CLOCK_MONOTONIC).
-Wall seconds are only written down for people.
+Monotonic seconds (CLOCK_MONOTONIC) measure durations, and all processes of one boot share them.
+Wall seconds are Unix time.  They are only written down for people.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _NAME = re.compile(r"([a-z]+)(?:\.(\d+))?")
 class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Identifies a process of a run.
 
-    Its name is the role, followed by the index if a run may have several of that role: trainer,
-    worker.1.
+    Its name is the role, followed by the index if a run may have several of that role: `trainer`,
+    `worker.1`.
     """
 
     role: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")]  # becomes part of file names
@@ -40,12 +40,15 @@ class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def runs_program(self) -> bool:
-        """Whether it runs the user's program and is not a service, the watchdog or a command."""
+        """Whether it runs the user's program; services, the watchdog and commands do not."""
         return self.role in PROGRAM_ROLES
 
 
 def attempt_name(task: TaskId, incarnation: int) -> str:
-    """Names an attempt in files that only programs leave: 3 for the trainer's third, or worker.1.3."""
+    """Names an attempt in the names of files that only programs leave.
+
+    `3` is the trainer's third attempt, and `worker.1.3` the third attempt of worker.1.
+    """
     return str(incarnation) if task == TRAINER else f"{task}.{incarnation}"
 
 

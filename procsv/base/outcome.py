@@ -1,6 +1,6 @@
-"""Define how a process ended and at which step, and how far a fit has come.  Plain data.
+"""Define plain data about progress and ends: how a process ended, at which step, and how far a fit has come.
 
-processes.py makes an outcome from an exit status, the watchdog's core judges it, and run.json stores it.
+processes.py makes an Exit from an exit status, the watchdog's core judges it, and run.json stores it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 
 NO_STEP = -1  # there is no step yet
 
-# Where a start took its state from.  alive: the servers still hold the model as a chief left it; chief: a worker has
-# taken the model that its chief made.
+# Where an attempt took its state from.  alive: the parameter servers still hold the model as a chief left it; chief: a
+# worker has taken the model that its chief made.
 Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
 
 
 class SaveHabit(msgspec.Struct, frozen=True):
     """What a program's step numbers count, and whether its starts restore what it has saved."""
 
-    unit: Literal["step", "save"] = "step"  # "save": it has no step counter, so each of its saves counts as one
-    restores: bool | None = True  # None: unknown, since it may restore by itself unseen; False: it did not
+    unit: Literal["step", "save"] = "step"  # "save": it has no step counter, so each of its saves counts as a step
+    restores: bool | None = True  # None: unknown, as it may restore by itself, which procsv does not see
 
 
 STEPS = SaveHabit()
@@ -84,11 +84,11 @@ class LastWords(msgspec.Struct, frozen=True):
     permanent: bool = False  # every start would fail the same way: a missing module, a syntax error, a wrong argument
     is_shown: bool = False  # a single message, which the trainer has printed itself
     no_room: bool = False  # caused by a full disk or an exhausted quota
-    lost_peer: str = ""  # the task of another process whose end or silence caused it
+    lost_peer: str = ""  # the task whose end or silence caused it, if another process did
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
-    """How a trainer ended.  `code` or `signal` (by name), never both."""
+    """How a trainer ended: `code` or `signal` (its name) is set, never both."""
 
     code: int | None
     signal: str | None

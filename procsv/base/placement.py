@@ -1,8 +1,8 @@
 """Find a launch's place among the launches that a scheduler has started together: its own task, and the others.
 
-Pure: the environment is an argument.  `procsv launch` calls it before it starts anything.  So if the
-command line does not fit what the scheduler has started, all launches fail with the same error.  It
-asks no scheduler and no name server.
+Pure: the environment is an argument, and no scheduler or name server is asked.  `procsv launch` calls it
+before it starts anything.  So if the command line does not fit what the scheduler has started, all
+launches fail with the same error.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be on one
     host.
 
-    `launch` is the task that the scheduler gave it, and stays its name.  `task` is its present task,
-    which differs once it has taken over the task of a lost machine.  `host` is the scheduler's name for
-    its machine; Slurm's node names need not resolve, so members report their own addresses.
-    `addresses` holds host:port for TensorFlow of all tasks that need one; None if each picks its own.
-    `coordinator` is the coordinator's host:port; None if only files in the logdir show it.
+    `launch` is the task that the scheduler gave to the launch, and stays the name of the launch.  `task`
+    is its present task, which differs once it has taken over the task of a lost machine.  `host` is the
+    scheduler's name for its machine; Slurm's node names need not resolve, so members report their own
+    addresses.  `addresses` holds the host:port at which TensorFlow listens in each task that needs one;
+    None if each task picks its own.  `coordinator` is the coordinator's host:port; None if only files in
+    the logdir show it.
     """
 
     kind: LauncherKind
@@ -51,7 +52,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskId
     tasks: Tasks  # of the run, in the order of list_tasks; the first one's launch coordinates
     spares: Tasks = ()  # the launches without a task
-    scheduler: str  # identifies this start of the run by its scheduler
+    scheduler: str  # identifies this start of the job, made from what its scheduler has set
     host: str
     addresses: Mapping[TaskId, str] | None
     coordinator: str | None
@@ -69,22 +70,25 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def follow(self, task: TaskId, spares: Tasks) -> Move | None:
         """Returns the Move for this launch when the run restarts without a lost machine.
 
-        None if its environment is enough.  In Kubernetes, the pod that replaces a lost one has the same
-        name, and every network policy permits only that name.
+        None if its environment is still right, as in Kubernetes: the pod that replaces a lost one has the
+        same name and the same task.
         """
         return None if self.kind == "indexed-job" else Move(self.scheduler, task, spares)
 
     def as_move(self) -> Move | None:
-        """Returns the Move that keeps this launch's present task, which its environment may not name any more."""
+        """Returns the Move with which this launch keeps its present task when it restarts.
+
+        Its environment may name the task that it had at first.  None if its environment is enough.
+        """
         return Move(self.scheduler, self.task, self.spares) if self.addresses is None else None
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A launch's part in the run that follows one in which a machine was lost."""
+    """The task of a launch when the run restarts after a machine was lost; passed to the restarted launch."""
 
     scheduler: str
     task: TaskId
-    spares: Tasks  # the remaining ones
+    spares: Tasks  # the spare launches that remain
 
     def apply(self, placement: Placement) -> Placement:
         """Returns `placement` with the launch's present task, and without addresses, which are no longer valid."""
@@ -98,11 +102,11 @@ class Move(msgspec.Struct, frozen=True):
 class BeginAgain(msgspec.Struct, frozen=True):
     """The result of a launch that must restart.  Nothing of the previous run is left on this machine."""
 
-    move: Move | None  # None: its environment is enough
+    move: Move | None  # None: the launch's environment is enough
 
 
 def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:
-    """Finds the place of the launch with this environment; None if it has all tasks itself.
+    """Finds the place of the launch with this environment; None if the launch runs all tasks itself.
 
     `cluster`: one of CLUSTERS.  `tasks`: from --workers, --ps and --evaluators; empty without these
     options.  `spares`: the number of launches without a task.  UserError if the environment lacks
@@ -190,7 +194,10 @@ def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Pl
 
 
 def _tasks_of_cluster(addresses: Mapping[TaskId, str], asked: Tasks) -> Tasks:
-    """Returns the cluster's tasks and the requested evaluators; UserError if other requested tasks differ."""
+    """Returns the cluster's tasks and the requested evaluators.
+
+    UserError if other tasks were requested and are not those of the cluster.
+    """
     evaluators = max(_number_of(EVALUATOR, asked), _number_of(EVALUATOR, addresses))
     workers, ps = (_number_of(role, addresses) for role in (WORKER, PS))
     found = list_tasks(workers, ps, evaluators, has_chief=CHIEF in addresses)
@@ -234,7 +241,7 @@ _READERS: dict[str, Callable[[Environment, Tasks, int], Placement]] = {
 
 
 def _said(tasks: Tasks) -> str:
-    """Returns the options that request `tasks`, with a verb in the right number."""
+    """Returns the options that request `tasks`, and "makes" or "make"."""
     numbers = {role: _number_of(role, tasks) for role in (WORKER, PS, EVALUATOR)}
     options = {WORKER: "--workers", PS: "--ps", EVALUATOR: "--evaluators"}
     words = [f"{options[role]} {number}" for role, number in numbers.items() if number]

@@ -2,8 +2,8 @@
 
 Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored file
 may come from anywhere, so it can only name the types in this module.  Another thread may change a
-container at any time, and Python refuses to iterate over one that changes.  So each container is
-copied in one step first.
+container at any time, and Python refuses to iterate over a container that changes.  So each container
+is first copied in one step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 
 TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT, NAMED = 1, 2, 3, 4, 5, 6, 7  # codes of msgpack extensions
-BIG_ARRAY_BYTES = 1 << 16  # a larger array may be shared
-VALUES_MAX = 10_000_000  # values within one value
+BIG_ARRAY_BYTES = 1 << 16  # `still` may share an array that is larger
+VALUES_MAX = 10_000_000  # values that one value may contain
 DEPTH_MAX = 32  # of nested containers
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, datetime.date, datetime.timedelta)
@@ -29,7 +29,7 @@ _FACTORIES |= {"": None, "deque": deque, "Counter": Counter, "OrderedDict": Orde
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, defaultdict)
 
-_LIGHT = {type(None), bool, float, complex}  # a container of these is checked as a whole
+_LIGHT = {type(None), bool, float, complex}  # always plain, so a container with only these needs no check of each item
 _PACKED = {type(None), bool, float, str, bytes}  # msgpack encodes these directly
 _STILL = {*SCALARS, datetime.datetime, datetime.time}
 NOTHING: Mapping[type, Callable[[Any], str]] = {}

@@ -17,9 +17,9 @@ class ServiceSpec(msgspec.Struct, frozen=True):
     task: TaskId
     module: str  # what `python -m` runs
     is_critical: bool  # whether the run fails without it
-    keeps_state: bool  # it is notified of each trainer's death, saves what that left, and finishes afterwards
+    keeps_state: bool  # at each trainer's death it saves the state that the trainer left; only then it gets Finish
     takes_events: bool = False  # it receives the run's own metrics, the last of them before Finish
-    finish_s_max: float = 900.0  # when it is killed after the end of training; big checkpoints on slow disks take long
+    finish_s_max: float = 900.0  # it is killed this long after training ends; big checkpoints on slow disks take long
 
 
 _ROWS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from enum import Enum, auto
 
-# Schedulers use SIGUSR1 and SIGUSR2, and glibc the first real-time signals.  If several signals are pending when a
-# thread wakes up, the handler of the highest number runs first.  So the main thread's stack is written before all
-# stacks, and both before SIGABRT ends the process.
+# These are later real-time signals, because schedulers use SIGUSR1 and SIGUSR2, and glibc the first real-time ones.
+# If several signals are pending when a thread wakes up, the handler of the highest number runs first.  So the main
+# thread's stack is written before all stacks, and both are written before SIGABRT ends the process.
 DUMP_SIGNAL = signal.SIGRTMIN + 5  # asks a process for the stacks of its threads
 MAIN_DUMP_SIGNAL = signal.SIGRTMIN + 6  # asks its main thread for its own stack
 # These are sent to the main thread; otherwise any thread of the process could take them.

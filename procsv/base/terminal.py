@@ -93,7 +93,7 @@ def _show_control(match: re.Match[bytes]) -> bytes:
 
 
 # -- TensorFlow's start-up noise: lines that its C++ libraries print at every import, on every machine -----------------
-# They are left out of output for people (the watchdog's echo, crash reports); the log files keep them.  Only lines that
+# Output for people (the watchdog's echo, crash reports) leaves them out; the log files keep them.  Only lines that
 # nobody can act on are listed; a real problem, such as a GPU that cannot be used, is shown.
 _PREFIX = rb"(?:[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] )"
 _SOURCES = (
@@ -111,7 +111,7 @@ _NOISE = re.compile(
     rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags"
     rb"|" + _PREFIX + rb"(?:\S*/)?(?:" + rb"|".join(_SOURCES) + rb")"
 )
-# The beginnings of lines that may become one of those.
+# The beginnings of lines that may become noise.
 _LITERALS = (b"WARNING: All log messages", b"To enable the following")
 _MAYBE = re.compile(rb"[IWE](?:\d{0,3}|\d{4}(?: (?:\d.*)?)?)|\d{1,4}|\d{4}-(?:\d.*)?")
 
@@ -124,7 +124,7 @@ def is_startup_noise(line: bytes) -> bool:
 
 
 class NoiseFilter:
-    """Removes that noise from a program's output.
+    """Removes TensorFlow's start-up noise from a program's output.
 
     A line that may become noise is held back until it is complete, or until `release`.
     """
@@ -149,7 +149,10 @@ class NoiseFilter:
         return b"".join(shown)
 
     def release(self) -> bytes:
-        """Returns the output held back: nothing has followed it, so it is not a library's line."""
+        """Returns the output held back, unless it is noise.
+
+        The rest of its line has not come, so no library wrote it.
+        """
         held, self._held = self._held, b""
         if held:
             self._at_start = False

@@ -4,8 +4,8 @@ At BYTES_MAX the file is renamed, replacing the previously renamed one, and a ne
 read both as one.
 
 Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a power
-failure, or by a kill during the write, which Linux ends between two pages.  Readers skip such a line,
-and the next writer ends it.
+failure, or by a kill during the write, because a killed write may stop between two pages.  Readers skip
+such a line, and the next writer ends it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Journal:
             self._write_data(b"\n")
 
     def _is_in_place(self) -> bool:
-        """Returns False if another file or directory has replaced ours, or our handle is stale.
+        """Returns False if another file or directory has replaced ours, or our descriptor is stale.
 
-        While its directory is missing, the open file is used, wherever it is.
+        While the journal's directory is missing, the open file stays in use, wherever it is.
         """
         there = stale.stat_open(self._fd)
         try:
@@ -77,7 +77,7 @@ class Journal:
             self._open_file()
         elif self._end > BYTES_MAX:
             rotate_if_large(self.path, BYTES_MAX)
-            # Killed here: the next writer begins the new file.
+            # After a kill here, the next writer begins the new file.
             self._open_file()
         ending = b"\n" if self._is_torn else b""  # ends the previous line, which a full disk cut short
         try:
@@ -106,11 +106,11 @@ class Journal:
 
 
 def _copy_if_deleted(before: int, new: int) -> None:
-    """Copies a deleted journal to the beginning of the new one: some programs delete their directory at the start."""
+    """Copies a deleted journal into the new file; some programs delete their directory when they start."""
     if os.fstat(before).st_nlink == 0 and os.fstat(new).st_size == 0:
         at = 0
         while data := os.pread(before, COPY_BYTES, at):
-            # Killed or failed here: the copy reads as a journal with a torn last line.
+            # After a kill or failure here, the copy reads as a journal with a torn last line.
             at += os.write(new, data)
 
 
@@ -160,7 +160,10 @@ class JournalReader:
 
 
 def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
-    """Returns the pids that the run's programs have had; none if there is no journal."""
+    """Returns the pids that the run's programs have had; none if there is no journal.
+
+    `of_last_launch`: only those that its last launch has started or adopted.
+    """
     pids = set[int]()
     for line in read_journal(path):
         if isinstance(line.entry, RunStarted) and of_last_launch:
@@ -174,6 +177,6 @@ def read_spawns_since(path: Path, task: TaskId, incarnation: int) -> dict[int, f
     """Returns when the attempts of `task` from this incarnation on were started (Unix seconds), by pid."""
     return {
         line.entry.pid: line.time
-        for line in reversed([*read_journal(path)])  # the first one of a pid counts
+        for line in reversed([*read_journal(path)])  # reversed, so that the first start with a pid is kept
         if isinstance(line.entry, Spawned | Adopted) and line.role == str(task) and line.incarnation >= incarnation
     }

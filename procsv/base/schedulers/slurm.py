@@ -1,8 +1,8 @@
 """Read a process's place in a Slurm job step, as srun describes it.  Pure.
 
-procsv/base/placement.py calls it.  It reads no node list: Slurm orders host names differently from
-people (n10 before n2, cyclic layouts).  A rank is enough to distinguish the processes of a step, also
-two on one node.
+procsv/base/placement.py calls it.  It reads no node list, because Slurm orders host names differently
+from people (n10 before n2, cyclic layouts).  A rank is enough to distinguish the processes of a step,
+even two on one node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     rank: int  # 0..ranks-1, by Slurm's layout (--distribution)
     ranks: int
-    node: str  # Slurm's name for it, which need not resolve
+    node: str  # Slurm's name for the machine, which need not resolve
     identity: str  # job, number of requeues, step: changes after a requeue, and with a second srun in the job
 
 
