@@ -58,9 +58,10 @@ def strange_strategy(model: Any) -> str:
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore` that restores a whole fit.
+    """A `keras.callbacks.BackupAndRestore` that resumes a fit at the batch after its last snapshot.
 
-    This includes its place in the data, its callbacks and its seeds.
+    Besides model and optimizer it restores the metrics, the place in the data, the other callbacks
+    and the random seeds.
     """
 
     def __init__(
@@ -132,7 +133,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         hooks.apply_hooks(BackupAndRestore)
 
     def __deepcopy__(self, known: dict[int, Any]) -> Self:
-        """Copy the callback, as a search does for each of its fits. All copies belong to this process' run."""
+        """Copy the callback, as a hyperparameter search does for each of its fits.
+
+        All copies belong to this process' run.
+        """
         return copy.copy(self)
 
     def make_fit(self, callbacks: Any, epochs: Epochs) -> Fit | None:
@@ -201,7 +205,7 @@ def _find_attempt() -> tuple[str, Any] | None:
 
 
 class DropInBackup(BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore` by procsv, or Keras' own where procsv cannot work."""
+    """`keras.callbacks.BackupAndRestore` by procsv. It acts like Keras' own where procsv cannot."""
 
     __qualname__ = "BackupAndRestore"  # the name in saved states and messages
 
@@ -222,7 +226,7 @@ class DropInBackup(BackupAndRestore):
         self.named = os.path.realpath(backup_dir)
 
     def _be_theirs(self) -> None:
-        _theirs.__init__(self, *self._arguments.args[1:], **self._arguments.kwargs)  # a copy has the original's
+        _theirs.__init__(self, *self._arguments.args[1:], **self._arguments.kwargs)  # args[0]: the original's self
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

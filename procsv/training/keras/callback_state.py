@@ -14,13 +14,13 @@ State is every value that at a snapshot differs from `first` or `begun`, unless 
 process: paths, pids, files, threads, functions. A number or text that only `on_train_begin` has set
 (a clock, a pid, a run's name) is not state, because the next attempt's `on_train_begin` sets it,
 too. A saved value carries its `first` and `start` marks. It is restored if today's marks are equal.
-Otherwise the program now passes something else, and that wins.
+Otherwise the program now passes another value, and the program's value wins.
 
 An attribute may be an object of the program's own (a dataclass, or a class of the program or of the
 callback's package), or a method of one. Its fields count as attributes of the callback, under names
-like `stats.total`. Values go into the objects that today's program made, and a file never names a
-class. An attribute of the callback's class, which all callbacks of that class share, is state in
-the same way. This module does not depend on Keras.
+like `stats.total`. Values go into the objects that today's program made: procsv never makes an
+object of a class that a file names. An attribute of the callback's class, which all callbacks of
+that class share, is state in the same way. This module does not depend on Keras.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SavedValue(NamedTuple):
     first: ValueMark
     start: ValueMark
     is_of_fit: bool  # this fit has changed it; if False, an earlier fit has
-    form: str  # how to restore it (`take_apart`); "same": into today's object, as the fit never replaced that
+    form: str  # how to restore it (`take_apart`); "same": into today's object, because the fit never replaced it
     value: Any
 
 
@@ -75,7 +75,7 @@ class Baseline:
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
-        self._outside: dict[str, tuple[Callable[[], Any], Any]] = {}  # how to read each, and what it held
+        self._outside: dict[str, tuple[Callable[[], Any], Any]] = {}  # see `_find_outside`: a reader, and what it read
         self.settings = self._read_settings(callback)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Baseline:
         self._outside = {name: (read, _outline(read())) for name, read in _find_outside(callback).items()}
 
     def find_changed_outside(self) -> list[str]:
-        """Return the names of variables and containers that are no part of the callback, and that the fit has changed."""
+        """Return the names of variables and containers outside it that the fit has changed."""
         return [name for name, (read, before) in self._outside.items() if _outline(read()) != before]
 
     def is_set_at_begin(self, name: str) -> bool:
@@ -282,7 +282,7 @@ def _content_of(cell: Any) -> Any:
 def _outline(value: Any, depth: int = 3) -> Any:
     """Return how many items a container has, and which: numbers and texts themselves, others by id.
 
-    Of a large one, only the size.
+    For a large container, return only its size.
     """
     if is_scalar(value):
         return value

@@ -4,11 +4,11 @@ fit.py calls this at a snapshot and at a restore, and hooks.py when a fit begins
 `get_state` and `set_state` defines its own state. For any other callback, callback_state.py finds
 the state in the attributes.
 
-A resumed fit repeats what came after its state, so CSVLogger's rows and TensorBoard's events are
-cut back to what their files held then. The state has no paths: a callback's files are where today's
-callback writes, and they are recognized by name and content. A CSVLogger empties its file when a
-fit begins, before procsv knows whether there is a state. procsv therefore delays that until it
-knows that there is none.
+A resumed fit repeats what came after its snapshot, so CSVLogger's rows and TensorBoard's events are
+cut back to what the files held at the snapshot. The state has no paths: procsv looks for the files
+where today's callback writes, and recognizes them by name and content. A CSVLogger empties its file
+when a fit begins, before procsv knows whether there is a state. procsv therefore delays that until
+it knows that there is none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FROM_ARGUMENTS = frozenset({"monitor_op", "min_delta"})
 _said = set[tuple[str, str]]()  # callbacks and attributes that were already reported as not kept
 
 EVENT_FILES = "*.tfevents.*"
-# The name of an event file has the seconds of its beginning, the host, the process, a number and a suffix.
+# The name of an event file has the time of its beginning in seconds, the host, the pid, a number and a suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\.v2")
 
 TAIL_BYTES = 256  # the end of a CSV file, by which the file is recognized
@@ -61,7 +61,7 @@ def watched(callbacks: Sequence[Any], model: Any) -> list[Any]:
 
 
 def mark_fresh(callbacks: Sequence[Any]) -> None:
-    """Mark the callbacks before `on_train_begin`. A new one is as the program made it."""
+    """Mark the callbacks before `on_train_begin`. One without marks is as the program made it."""
     for one in callbacks:
         baseline = vars(one).get(BASELINE)
         if baseline is None:
@@ -200,7 +200,7 @@ def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], othe
 
 
 def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_over: bool = False) -> None:
-    """Restore the callbacks. One that the saving call of the fit did not have is left as it is.
+    """Restore the callbacks. One without a saved state of its class is left as it is.
 
     `is_over`: the state is the end of a fit. A later fit may have written to its files, so they are
     left alone.
@@ -285,8 +285,9 @@ class LoggedFiles:
         points and model again.
 
         Call it before `put_back_files`. `saved` holds the states to be restored. `lost_pids`
-        returns the trainers of this run, which own those files. This process' own files are removed
-        if they hold only the model, which Keras writes before it is known where the fit resumes.
+        returns the process ids of this run's trainers; files of other processes stay. This process'
+        own files are removed if they hold only the model, which Keras writes before procsv knows
+        where the fit resumes.
         """
         told = {name for _, state in saved if isinstance(state, dict) and "kept" in state for name in state["files"]}
         found = {path: name for board in self._boards for name, path in _event_files(board).items()}
@@ -302,7 +303,7 @@ class LoggedFiles:
             begun_s, pid = map(int, named.groups())
             is_of_this = pid == os.getpid() and begun_s >= int(psutil.Process().create_time())
             if not is_new_place and private.holds_only_the_model(str(path)) if is_of_this else pid in lost:
-                # Killed here: the next start finds the remaining files.
+                # A kill here leaves some of these files, and the next attempt removes them.
                 path.unlink(missing_ok=True)
 
 

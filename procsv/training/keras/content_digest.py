@@ -3,10 +3,9 @@
 fit_identity.py uses this to decide whether a call of `fit` had already ended before a restart: it
 digests the arrays, the dataset object and the functions of the fit. Plain values, containers and
 arrays count by content. Functions count by code, closure, defaults and the globals that they name.
-Classes of the program count by their methods and attributes, and a function that names a module of
-the program counts with the attributes of the module that it names. Generators count by their
-position and variables, and other objects by class and attributes. What a library defines counts by
-name.
+If a function names a module of the program, the attributes that it names there count, too. Classes
+of the program count by their methods and attributes. Generators count by their position and
+variables, and other objects by class and attributes. What a library defines counts by name.
 
 A value that hides its content (an open file, an iterator written in C) makes the digest incomplete,
 and an incomplete digest proves nothing. Names and numbers that differ from process to process, such
@@ -105,7 +104,7 @@ class ContentDigest:
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self._seen: list[dict[int, int]] = [{}]  # by id; for an item of a set, first of what surrounds it
+        self._seen: list[dict[int, int]] = [{}]  # numbers of walked values by id; in a set's item, its own are last
         self._alive: list[Any] = []  # all values that were walked, so that no id is used twice
         self.is_whole = True
 
@@ -343,16 +342,16 @@ class ContentDigest:
 
 
 def _is_table(value: Any) -> bool:
-    """Return whether `value` is a table as pandas has them."""
+    """Return whether `value` is a table like a pandas DataFrame."""
     return all(hasattr(value, name) for name in ("index", "columns", "items", "dtypes"))
 
 
 def _read_array(value: Any) -> Any:
-    """Return the content of an array; None if it cannot be read, or only from a file at length."""
+    """Return the content of an array; None if it is unreadable, or in a file and too large."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return None if array.nbytes > READ_BYTES_MAX and _is_mapped(array) else array
-    if not hasattr(value, "numpy"):  # it is no tensor: it may be in a file, or be computed first
+    if not hasattr(value, "numpy"):  # it is no tensor: it may be in a file, or be computed only when it is read
         size, count = getattr(value, "nbytes", 0), getattr(value, "size", 0)
         is_of_numpy = isinstance(getattr(value, "dtype", None), np.dtype) and not value.dtype.hasobject
         if size > READ_BYTES_MAX or not (is_of_numpy or (isinstance(count, int) and count <= VALUES_MAX)):
@@ -370,7 +369,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def is_time_of_process(value: float) -> bool:
-    """Return whether a number is the time of a moment since this process, or the standby that it is a fork of, began."""
+    """Return whether a number is a time since this process, or the standby that it was forked from, began."""
     return _BEGAN_S <= value <= time.time()  # noqa: TID251  no duration
 
 

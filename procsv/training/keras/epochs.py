@@ -22,7 +22,7 @@ Wrapped = Callable[[Callable[[], None]], None]
 
 
 def _has_last_batch() -> bool:
-    """Try whether a step names its last batch, as it does since Keras 3.11."""
+    """Test whether a step names its last batch, as it does since Keras 3.11."""
     if not KEEPS_ITERATORS:
         return False
     adapter = SimpleNamespace(on_epoch_begin=lambda: None, on_epoch_end=lambda: None)
@@ -122,7 +122,10 @@ class Epochs:
         return not hasattr(self.keras_iterator.data_adapter, "generator") and self.py_dataset is None
 
     def wrap_epoch_hooks(self, begin: Wrapped, end: Wrapped) -> None:
-        """Have these two run the PyDataset's `on_epoch_begin` and `on_epoch_end`, in each epoch."""
+        """In each epoch, call `begin(hook)` and `end(hook)` instead of the PyDataset's two hooks.
+
+        They are `on_epoch_begin` and `on_epoch_end`. `begin` and `end` call the hook themselves.
+        """
         dataset = self.py_dataset
         hooks = {"on_epoch_begin": begin, "on_epoch_end": end}
         made: dict[str, Callable[[], None]] = {
@@ -147,8 +150,7 @@ class Epochs:
         for name, value in place.items():
             setattr(self.keras_iterator, f"_{name}", value)
 
-    # -- the rest of an epoch's steps, made as Keras' EpochIterator makes a whole epoch's
-    # -----------------------------
+    # -- the remaining steps of an epoch, as Keras' EpochIterator would make them --------------------------------
     def steps_after(self, last_batch: int, current: Any) -> Iterator[Any]:
         """Yield what an EpochIterator gives `fit` after `last_batch`; after -1, the whole epoch."""
         way = self._as_from_3_7 if KEEPS_ITERATORS else self._as_until_3_6
@@ -273,8 +275,8 @@ def captured_variables(dataset: Any) -> list[Any]:
     """Return the small variables that a pipeline's functions use. Keras' random layers count in
     such variables.
 
-    Every snapshot holds them. Larger variables are tables that do not change there, such as the
-    weights of an embedding.
+    Every snapshot holds them. Larger variables are left out: most are tables that the functions
+    only read, such as the weights of an embedding.
     """
     found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
     return [one for one in found.values() if is_small(one)]
@@ -286,7 +288,7 @@ def is_small(variable: Any) -> bool:
 
 
 def unkept_variables(dataset: Any) -> list[Any]:
-    """Return the larger variables that a pipeline's functions write to all the same."""
+    """Return the larger variables that a pipeline's functions write to, but no snapshot holds."""
     found = dict[int, Any]()
     for one in functions_of(dataset):
         graph = one.function.graph
