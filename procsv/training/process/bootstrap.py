@@ -1,9 +1,10 @@
 """Trainer bootstrap: join the run, then run TARGET as `python TARGET ARGS…` would.
 
 The watchdog starts it, as a trainer or as a standby that becomes one (standby.py).  The program
-sees its own `__main__`, `sys.argv`, `sys.path[0]`, working directory and multiprocessing spawn.
-Only the program imports TensorFlow.  An exception of the program is saved as last words for the
-crash report, and printed with the program's own traceback.
+finds `__main__`, `sys.argv`, `sys.path[0]` and the working directory as if the interpreter had
+started it directly, and multiprocessing can spawn from it.  Only the program imports TensorFlow.
+An exception of the program is saved as last words for the crash report, and printed with the
+program's own traceback.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
 
 def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
-    # If the program has not ended its session, the release does not close the heartbeat, which writes the last step.
+    # If the program has not ended its session, the release below does not close the heartbeat.  So write the step here.
     runtime.heartbeat.write_step(runtime.heartbeat.step)
     runtime.release_run()
 

@@ -32,9 +32,9 @@ _left_alone: list[str] = []  # reasons why fits are not supervised
 
 
 def install() -> None:
-    """Replaces what procsv offers of tf.compat.v1.train, tf.train and keras.callbacks.
+    """Replaces the classes of tf.compat.v1.train, tf.train and keras.callbacks that procsv offers.
 
-    A package that is not imported yet follows after its import.
+    The classes of a package that is not imported yet are replaced after its import.
     """
     for package, replace in REPLACED.items():
         forget_call(package, replace)

@@ -1,8 +1,8 @@
 """Fork a process that has imported TensorFlow, if its imports allow a fork.
 
-standby.py uses this.  Imports alone leave nothing that a fork breaks, but a library might have
-started something, so each fork is checked first.  A fork has only the thread that called it;
-whatever other threads held or were doing is lost.
+standby.py uses this.  Most imports start nothing that a fork would break, but some libraries do, so
+the process is checked before each fork.  A fork has only the thread that called it; whatever other
+threads held or were doing is lost.
 
 Exit handlers and finalizers that imports register clean up shared things, such as a temporary
 directory.  They belong to the process that did the imports, which runs them once, at its own exit.

@@ -1,6 +1,6 @@
 """Record a trainer's imports, so that a standby can import the same in advance.
 
-The trainer writes the record once it trains.  The standby (standby.py) and the next launch
+The trainer writes the record; the standby (standby.py) and the next launch
 (procsv/base/run/loaded.py) read it.  It lists only what is installed: the interpreter's library,
 the contents of its site directories, and procsv.  It never lists the program's own modules, because
 importing them is part of the program.  It names the program's own top-level modules separately: in
@@ -9,10 +9,10 @@ a standby, an installed library must not find another module by such a name.
 Libraries read environment variables during their import, so the record has the environment from the
 start of TensorFlow's import.  The standby imports in that environment, then restores its own.
 
-The watchdog is notified twice, each time from a separate thread.  The first time is when the
-program first asks for the run, so that the standby is ready before much can be lost.  The second is
-at the end of the first step, with the imports since.  The record is written once more when the
-program has ended.
+The record is written, and the watchdog notified, twice, each time on a separate thread.  The first
+time is when the program first asks for the run, so that the standby is ready before much can be
+lost.  The second is at the end of the first step, with the imports since.  The record is written
+once more when the program has ended.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Remove = Callable[..., Any]
 
 
 def watch_deletions(runtime: Runtime) -> None:
-    """Makes deletions of the run's logdir succeed, and reports them; in the trainer."""
+    """Makes deletions of the run's logdir by this trainer succeed, and reports them."""
     logdir, carried = runtime.connection.start.logdir, CarriedCheckpoints(runtime.connection.start)
 
     def on_begin() -> None:
@@ -112,7 +112,7 @@ class LogdirDeletion:
         for _ in range(TRIES_MAX):
             try:
                 return remove()
-            except Exception:  # noqa: BLE001  from either library; the last try raises it if it is not our matter
+            except Exception:  # noqa: BLE001  from either library; the last try raises what procsv did not cause
                 if not self._move_home_away():
                     break
         return remove() if self._logdir.is_dir() else None
@@ -143,7 +143,7 @@ class LogdirDeletion:
 
 
 def guard_other_trainings(runtime: Runtime) -> None:
-    """Prevents deletions of a directory with an earlier training; in the trainer."""
+    """Prevents this trainer from deleting a directory with an earlier training."""
     if runtime.connection.start.naming != "mapped":
         return
     logdir, began_at = runtime.connection.start.checkpoint_dir, runtime.connection.start.asked_at

@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramSignals:
-    """Signal handling of this process; lives on the main thread."""
+    """Signal handling of this process; only the main thread makes it and calls `ignore_notices`."""
 
     def __init__(self, start: Start) -> None:
         self._notices = start.settings.notice_signals

@@ -60,7 +60,7 @@ class SnapshotNumbers:
 
 
 class Runtime:
-    """The trainer's end of its run, with a reference count: `acquire_run` and `release_run`."""
+    """The trainer's side of its run; `acquire_run` and `release_run` count the run's users."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Runtime:
         self.observer = observer
         self.injected = Injected(self._visit_training)  # a plan's faults for this process
         self.numbers = SnapshotNumbers()
-        self.first_random = random.getstate()  # before the program may seed it
+        self.first_random = random.getstate()  # read before the program may seed it
         self.failure: BaseException | None = None  # the error that ended the session, if any
         self.training: SupervisedTraining | None = None  # of the present session
         # The step at which the next session would begin if this process had made all steps itself; hooks count from

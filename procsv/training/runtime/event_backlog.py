@@ -14,7 +14,7 @@ in the steps.
                  └──> dropped
 
 Go-back-N: all of `sent` is sent again after a second of silence, after a reconnection, or after an
-answer that names an earlier record.
+answer that the service does not know the stream.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ def flush_output() -> None:
 
 
 def say_once(text: str) -> None:
-    """Prints a line once per process: a fork of a standby, whose lines nobody reads, repeats it."""
+    """Prints a line once per process.
+
+    A fork repeats the lines that its standby has printed, because nobody reads the standby's.
+    """
     if (text, os.getpid()) not in _said:
         _said.add((text, os.getpid()))
         say(text)

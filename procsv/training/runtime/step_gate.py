@@ -63,7 +63,7 @@ def gather_s_of(step_s: float) -> float:
 
 
 class StepGate:
-    """One task's end of the gate: a worker's or the chief's."""
+    """One task's side of the gate: a worker's or the chief's."""
 
     def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
         """`others`: the other training tasks."""

@@ -29,7 +29,7 @@ class StopRequests:
         """`leave_to_program(reason, grace_s)`: whether the program will handle a stop itself."""
         self.reason: Reason | None = None
         self.asked_s = 0.0
-        self.is_left = self.is_left_to_end_run = False  # the program may end by itself first; and the run then ends
+        self.is_left = self.is_left_to_end_run = False  # the program may end by itself first; the run ends with it
         self._clock, self._heartbeat, self._leave_to_program = clock, heartbeat, leave_to_program
         self._interrupt: Callable[[], None] = lambda: None
         self._listeners: list[StopListener] = []

@@ -52,7 +52,7 @@ class SupervisedTraining(Protocol):
         """Makes the training thread visit the boundary at the end of this step."""
 
     def leave_to_parent(self) -> None:
-        """In a fork: saves nothing."""
+        """In a fork: takes no more snapshots."""
 
 
 class TrainerHeartbeat:

@@ -228,7 +228,7 @@ class SlotBackend(SnapshotBackend):
 
 @dataclass(slots=True)
 class StagingBackend(SnapshotBackend):
-    """Lets the source write a checkpoint on the training thread; the service takes it over.
+    """Has the source write a checkpoint on the training thread, which the service then takes over.
 
     Used for states that no slot can hold, and if there is no memory for slots.  It uses the first
     of `directories` (shared memory, then the logdir's disk) that has room.  One without room is not

@@ -1,7 +1,7 @@
 """Ask the checkpoint service for a new trainer's state, and restore it.
 
 The state comes from memory or from a checkpoint, before the first step.  If there are checkpoints
-but none is usable, training does not start from step 0.
+but none is usable, training fails instead of starting from step 0.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpe
 CHUNK_BYTES = 1 << 20  # copy and hash in turns, so that the hash reads from the cache
 
 declare("trainer.copy")
-PIECE_BYTES = 2 << 20  # `SlotCopy` copies so much, in about 0.1 ms, with the GIL held
+PIECE_BYTES = 2 << 20  # `SlotCopy` copies this much at once, in about 0.1 ms, with the GIL held
 
 
 class SlotCopy:

@@ -1,7 +1,7 @@
 """Snapshot queue: pending requests, what one capture serves, and the worker's next task.
 
-Pure: requests, events and a time in; decisions out.  The Snapshotter holds its lock around each
-call and acts on the answer.  The queue never captures, copies or waits.
+Pure: requests, events and a time in; decisions out.  The Snapshotter calls the queue with the
+queue's lock held, and acts on the answer.  The queue never captures, copies or waits.
 
 A pinned snapshot must itself become a checkpoint.  Until it is durable or has failed, nothing newer
 is captured, because that would replace it.  A stop is the exception: then the last state matters
@@ -57,8 +57,8 @@ class Record(msgspec.Struct, eq=False):
     """The progress of one request.  Requests that one capture serves share its sequence number."""
 
     request: SnapshotRequest
-    due_s: float  # when the training thread captures it at its next boundary
-    capture_s: float  # when the worker captures without it
+    due_s: float  # from then on the training thread captures it, at its next boundary
+    capture_s: float  # from then on the worker captures it, if the training thread has not
     state: SnapshotState = SnapshotState.REQUESTED
     sequence: int = 0  # set by its capture
     calls: int = -1  # finished calls of the session at its capture

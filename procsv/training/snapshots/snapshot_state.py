@@ -7,7 +7,7 @@
     DURABLE     it, or a newer one, is a verified checkpoint
     FAILED      it never reached the service, or the service could not save it (and retries)
 
-Pure.  Only snapshot_queue.py uses it.
+Pure.  Only snapshot_queue.py changes a snapshot's state.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Snapshotter:
     # -- events ------------------------------------------------------------------------------------
     @property
     def asked(self) -> Record | None:
-        """The newest requested snapshot."""
+        """The newest captured snapshot that is not one of the cadence's; None if there is none."""
         return self.queue.asked
 
     @property

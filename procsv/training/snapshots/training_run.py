@@ -82,7 +82,7 @@ class TrainingRun:
         self.first_step = source.read_step()
         runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
-        self.habit = STEPS  # what counts as a step in this program, and what it restores; reported with the first step
+        self.habit = STEPS  # what this program's step numbers count, and whether it restores; sent with the first step
         self._last_durable: dict[bool, SavedKey] = {}  # the last reported saves: True: procsv's, False: the program's
         self._last_error = ""  # the last reported error of a save, without its numbers
         self._faults = StepFaults(

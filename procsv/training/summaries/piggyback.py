@@ -2,8 +2,8 @@
 
 The session calls this on the training thread when a summary is due. A summary op that runs by
 itself takes a batch that no step is trained on, and draws random numbers, which shifts all later
-ones. So inputs of that kind are fetched with a training step. A second run right after the step
-computes the rest from them. A summary that cannot be computed (NaN in a histogram) then fails
+ones. So what comes from such ops is fetched with a training step, and a second run right after the
+step computes the rest from it. A summary that cannot be computed (NaN in a histogram) then fails
 alone, and no step is lost.
 """
 
