@@ -12,9 +12,9 @@ from procsv.base.system import disk
 def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = 0o644) -> None:
     """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
 
-    Killed at any line: the old file is still whole, perhaps with a dot-file beside it that the next call
-    replaces.  OSError passes through after the temporary file is removed.  `durable=False` leaves out
-    the fsyncs: the file survives a kill, but a power failure may bring the old file back.
+    A kill before the rename leaves the old file whole, perhaps with a dot-file beside it that the next
+    call replaces.  OSError passes through after the temporary file is removed.  `durable=False` leaves
+    out the fsyncs: the file survives a kill, but a power failure may bring the old file back.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -31,7 +31,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
 def create_file(path: Path, data: bytes, mode: int) -> None:
     """Creates `path` as a whole; FileExistsError if it is there.  The caller syncs its name, if necessary.
 
-    Killed before the link: a dot-file stays that nobody reads.
+    A kill before the link leaves a dot-file that nobody reads.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     disk.write_file(draft, (data,), mode, durable=True, replace=True)
@@ -39,7 +39,7 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
         disk.link(draft, path)
     except FileExistsError:
         raise
-    except OSError:  # no hard links.  Killed before the end: a part of the file is left, which counts as damaged
+    except OSError:  # no hard links.  A kill in write_file then leaves a part of the file, which counts as damaged
         disk.write_file(path, (data,), mode, durable=True)
     finally:
         disk.unlink_if_there(draft)

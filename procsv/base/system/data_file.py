@@ -1,4 +1,4 @@
-"""Read files that anybody may have put there: in a logdir, or beside one that was copied from elsewhere.
+"""Read files that somebody else may have put there, such as files in a logdir that was copied from elsewhere.
 
 A FIFO would block its reader, a device may never end, a link leads to another directory, and a file of
 terabytes takes all memory.  procsv writes none of them, so this module refuses them.
@@ -16,7 +16,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.system import stale
 
-SMALL_BYTES_MAX = 2**24  # for a file of fields; ours are far smaller
+SMALL_BYTES_MAX = 2**24  # for a small file such as run.json; ours are far smaller
 LARGE_BYTES_MAX = 2**31  # for a journal, or the index of a checkpoint
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}

@@ -25,7 +25,7 @@ from procsv.base.system.failpoints import declare, failpoint
 declare("disk.full")
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, and an exhausted quota
-# For a checkpoint's index, meta and manifest, in addition to its tensors.  A disk with less free space counts as full.
+# Room for a checkpoint's index, meta and manifest, besides its tensors.  A disk with less free space counts as full.
 ROOM_MARGIN_BYTES = 8 * 2**20
 PROBE_BYTES = 2**16
 COPY_BYTES = 4 * 2**20
@@ -212,7 +212,7 @@ def remove_tree(path: Path) -> None:
 
 
 def try_to_remove_tree(path: Path) -> None:
-    """Removes a directory that is harmless if it stays; a later call tries again."""
+    """Removes a directory if it can.  Used where the directory is harmless, and a later call tries again."""
     with contextlib.suppress(OSError):
         remove_tree(path)
 

@@ -5,8 +5,8 @@ A commit uses it (services/checkpoint/store/commit.py), and so does the holder o
 after the check, and go on minutes later, when another machine has the logdir.
 
 So each change renames a file out of the fence's own directory, or into it.  A machine that takes over
-permanently removes that directory before it relies on anything that it finds.  From then on these
-renames lack their source or target, on every filesystem with atomic renames, including network
+removes that directory before it relies on anything that it finds.  From then on these renames lack
+their source or target.  This works on every filesystem with atomic renames, including network
 filesystems.
 """
 
@@ -29,11 +29,14 @@ class FencedRename:
     """Changes files through a fence's directory.  OSError passes through all methods."""
 
     def __init__(self, home: Path, mark: str = "") -> None:
-        """`home`: the fence's directory.  `mark`: a file in it that shows that it is ours; "" if `home` itself does."""
+        """`home`: the fence's directory.  `mark`: a file in it whose existence shows that the fence is still ours.
+
+        "": the existence of `home` shows that.
+        """
         self.home, self._mark, self._has_taken = home, mark, False
 
     def place(self, name: str, target: Path) -> None:
-        """Moves a file from the fence's directory into place, unless that was done before a kill."""
+        """Moves a file from the fence's directory into place; does nothing if a killed process has already moved it."""
         try:
             disk.rename(self.home / name, target)
         except FileNotFoundError:
@@ -42,7 +45,7 @@ class FencedRename:
     def put(self, target: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = MODE) -> None:
         """Puts `data` at `target`, as replace_file does.
 
-        Killed in between: the old file is still whole, and the draft is removed with the directory.
+        A kill before the rename leaves the old file whole, and a draft that is removed with the directory.
         """
         draft = self.home / f"{DRAFT}{target.name}"
         try:

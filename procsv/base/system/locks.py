@@ -1,7 +1,8 @@
 """Lock files and directories between processes by flock; a lock file names its holder.
 
-Every process that starts a run, a service or a trainer uses it.  A lock ends with its last holder, so a
-left-over file is not a lock; a clean release removes the file.  Nothing waits without a deadline.
+Every process that starts a run, a service or a trainer uses it.  A lock ends when the last process that
+holds it ends, so a left-over file is not a lock.  A clean release removes the file.  Nothing waits
+without a deadline.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from procsv.base.system.failpoints import declare, failpoint
 
 declare("locks.directory")
 
-# A process that only checks a lock holds it for microseconds, so first try again immediately.  If that is not enough,
-# it waits for a core: pause before each further try.  If that is not enough either, it was stopped in the middle.
+# A process that only checks a lock holds it for microseconds, so first try again immediately.  If the lock is still not
+# free, that process probably waits for a core: pause before each further try.  If that is not enough either, it was
+# stopped while it had the lock.
 YIELDS_MAX = 100
 PAUSES_MAX, PAUSE_S = 2000, 0.001
 
@@ -38,11 +40,11 @@ class Holder(msgspec.Struct, frozen=True):
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     what: str
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0  # Unix seconds
-    is_brief: bool = False  # it releases the lock by itself, after a few files at most
+    is_brief: bool = False  # it will release the lock soon, after changing a few files at most
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks `fd` if it is free; returns whether it did.  OSError on a filesystem without locks."""
+    """Locks `fd` if the lock is free; returns whether it did.  OSError on a filesystem without locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,7 +63,8 @@ def is_lock_free(fd: int) -> bool:
 def _lock_exclusively(fd: int) -> bool:
     """Locks `fd` exclusively; False if another process holds the lock exclusively.
 
-    A process that only checks the lock (`is_held`) blocks it for an instant.
+    Tries again for a while if the lock is shared, because a process that only checks it (`is_held`)
+    shares it for an instant.
     """
     pause = threading.Event()
     for tries in range(YIELDS_MAX + PAUSES_MAX):
@@ -78,7 +81,7 @@ def _lock_exclusively(fd: int) -> bool:
 
 
 class FileLock:
-    """One exclusive lock.  It is held while any child has its descriptor."""
+    """One exclusive lock.  It is held as long as this process, or a child that inherited it, has its descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,8 +90,8 @@ class FileLock:
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
         """Takes the lock, or returns False immediately.  FileNotFoundError if its directory is gone.
 
-        `pid`: the process for which we hold it, if not for ourselves.  `is_brief`: we release it soon, so
-        other processes may wait for it.
+        `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the lock
+        soon, so other processes may wait for it.
         """
         if not self._acquire():
             return False
@@ -118,9 +121,9 @@ class FileLock:
     def relock(self) -> bool:
         """Locks the file that is now at the path, if ours was removed or replaced.
 
-        Returns True if the lock is in place.  Otherwise another process holds the new file's lock, and
-        nothing has changed.  OSError if there can be no file.  Processes that have inherited the missing
-        file keep it locked.
+        Returns True if we now hold the lock of the file at the path.  Otherwise another process holds
+        it, and nothing has changed.  OSError if no file can be created.  Processes that have inherited
+        the old file keep that one locked.
         """
         if self.is_in_place():
             return True
@@ -134,7 +137,7 @@ class FileLock:
         return True
 
     def holder(self) -> Holder | None:
-        """Returns who wrote the file last; only meaningful while some process holds the lock."""
+        """Returns the holder that the file names; only meaningful while some process holds the lock."""
         try:
             return decode_json(self.path.read_bytes(), Holder)
         except (OSError, msgspec.DecodeError):
@@ -143,8 +146,8 @@ class FileLock:
     def wake(self) -> None:
         """Continues the holder (SIGCONT), which would never release the lock while it is stopped.
 
-        Signals no other process.  Only for locks that are held by the process that took them, and not by
-        its children.
+        Signals no other process.  Only for locks that stay with the process that took them, and are not
+        inherited by its children.
         """
         holder = self.holder()
         if holder is None:
@@ -178,7 +181,7 @@ class FileLock:
             self.fd = -1
 
     def release(self) -> None:
-        """Removes the file and releases the lock.  Killed in between: a left-over file, which is not a lock."""
+        """Removes the file and releases the lock."""
         if self.fd >= 0:
             self.path.unlink(missing_ok=True)
             self.release_lock()
@@ -187,16 +190,16 @@ class FileLock:
 class DirectoryLock:
     """A lock on a directory itself, which needs no file and moves with the directory.
 
-    It is held while any process that inherited it has its descriptor.  On a network filesystem another
-    machine may not see it.
+    It is held as long as this process, or one that inherited it, has its descriptor.  On a network
+    filesystem another machine may not see it.
     """
 
     def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
         """`fd`: an inherited descriptor, or one sent by the holder.
 
         `is_firm`: the filesystem seems to have locks; otherwise every process that has the directory
-        open counts as a holder.  `is_shared`: other processes may share the lock, which keeps out only
-        `held_alone`.
+        open counts as a holder.  `is_shared`: other processes may have the lock, too; it then keeps out
+        only `held_alone`.
         """
         self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
@@ -229,9 +232,9 @@ class DirectoryLock:
             os.close(fd)
 
     def relock(self) -> None:
-        """Locks the directory that is now at the path, if it is another one or our handle is stale.
+        """Locks the directory that is now at the path, if it is another one or our descriptor is stale.
 
-        Processes that have inherited our lock keep the old one.
+        Processes that have inherited our lock keep the lock on the old directory.
         """
         with contextlib.suppress(OSError):  # there is no directory, or it cannot be checked now; the caller tries again
             if self.is_in_place():
@@ -248,7 +251,7 @@ class DirectoryLock:
         return self.fd >= 0 and stale.lies_at(self.fd, self.path)
 
     def is_deleted(self) -> bool:
-        """Whether the directory that we have locked was deleted, and not just moved or unmounted."""
+        """Whether the directory that we have locked was deleted, and not only moved or unmounted."""
         there = stale.stat_open(self.fd) if self.fd >= 0 else None  # unknown if the handle is stale
         return there is not None and there.st_nlink == 0
 
@@ -260,9 +263,10 @@ class DirectoryLock:
         return is_alone
 
     def holders(self) -> list[int]:
-        """Returns the other holders that we may inspect.
+        """Returns the pids of the other holders, as far as we may inspect them.
 
-        A holder has a lock on a descriptor of the directory; without locks, a descriptor is enough.
+        A holder has a lock on a descriptor of the directory.  If the filesystem has no locks, every
+        process with a descriptor counts.
         """
         path, found = os.path.realpath(self.path), []
         for process in Path("/proc").glob("[0-9]*"):

@@ -1,7 +1,7 @@
-"""Read the state of processes and threads from /proc, and tell whether a program's threads have run.
+"""Read the state of processes and threads from /proc, and find out whether a program's threads have run.
 
-procsv's own threads do not count.  They are recognised by name: `name_own_thread` names ours, and
-ZeroMQ names its own.
+The threads of procsv and of ZeroMQ are left out.  They are recognised by name: `name_own_thread` names
+procsv's, and ZeroMQ names its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def thread_states(pid: int) -> set[str]:
 def has_open(pid: int, path: Path) -> bool:
     """Whether a process has the file open, removed or not; PermissionError for another user's process.
 
-    The system names the real path, but a runtime directory may have been named through a symbolic link.
+    /proc shows real paths, but `path` may lead through a symbolic link.
     """
     real = os.path.realpath(path)
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,8 @@ def name_own_thread() -> None:
 def tree_activity(pid: int) -> int | None:
     """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is not visible.
 
-    Context switches show a thread that has run; CPU time shows one that is never switched away.
+    The count of context switches shows that a thread has run.  CPU time shows it for a thread that is
+    never switched away.
     """
     seen: list[tuple[int, str]] = []
     for member in (pid, *(process.pid for process in descendants(pid))):

@@ -3,9 +3,9 @@
 The watchdog uses it, and starts and signals processes only through it.  It never signals a bare pid
 that may have been reused.
 
-It also sets limits of this process.  `procsv launch` raises its descriptor limit before it becomes a
-watchdog, and the processes that it starts get the user's limit back.  The checkpoint service, whose
-memory may hold keys, forbids dumps.
+It also sets limits of this process.  In a run on several machines, strangers may connect to a port of a
+watchdog or of the checkpoint service.  So these raise their descriptor limit, and the processes that
+they start get the user's limit back.  They also have keys in memory, so they forbid core dumps.
 
 Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's named
 semaphores and shared memory once every process at the other end of its pipe is dead.  If it were
@@ -41,11 +41,11 @@ DESCRIPTORS_MIN = 64  # for a launch; with fewer, libraries abort in the middle 
 DESCRIPTORS_MAX = 65_536  # the highest limit that a watchdog sets for itself
 PR_SET_DUMPABLE = 4
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
-TRACKER_S_MAX = 10.0  # a tracker ends in milliseconds, or seconds on a busy machine; then look-alikes are killed
+TRACKER_S_MAX = 10.0  # a tracker ends in milliseconds, or seconds on a busy machine; what lives longer is killed
 ROUNDS_MAX = 20  # tries to kill a group that keeps forking
 _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
 
-_users_limit: tuple[int, int] | None = None  # the limit before we raised our own
+_users_limit: tuple[int, int] | None = None  # the descriptor limit before we raised ours
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -136,7 +136,8 @@ class Child:
     def reap(self, *, spares_rest: bool = False) -> Exit:
         """Takes the child's exit status and kills the rest of its group; call after `has_ended`.
 
-        `spares_rest`: not if the exit code is 0, because the caller names what is left before it kills that.
+        `spares_rest`: if the exit code is 0, do not kill the rest, because the caller first reports which
+        processes are left.
         """
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -172,7 +173,7 @@ class ExternalProcess:
         return bool(poller.poll(0))
 
     def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
-        """Sends a signal to the process, its descendants, and its process group if it leads one, unless it is dead.
+        """Signals the process, its descendants, and its process group if it leads one; nothing if it is dead.
 
         `sparing`: pids of descendants that get no signal.
         """
@@ -247,7 +248,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Sends SIGKILL to all of a group but trackers; to trackers as well if no descriptor is left to recognise them.
+    """Sends SIGKILL to a group, but spares trackers, unless no descriptor is left to recognise them.
 
     ProcessLookupError if there is no such group, PermissionError if it belongs to another user.
     """
@@ -261,7 +262,7 @@ def kill_group(group: int) -> None:
 
 
 def _kill_others(group: int) -> bool:
-    """Kills all processes but trackers; returns whether none is left."""
+    """Kills all processes of a group but trackers; returns False if it keeps forking others."""
     for _ in range(ROUNDS_MAX):
         others = [pid for pid in _members(group) if not is_tracker(pid)]
         for pid in others:
@@ -273,7 +274,7 @@ def _kill_others(group: int) -> bool:
 
 
 def check_pidfd() -> None:
-    """Raises UserError if processes cannot be watched, instead of failing at every start."""
+    """Raises UserError if this system has no pidfds, because otherwise every start of a process would fail."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
@@ -314,7 +315,7 @@ def check_descriptors() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises our descriptor limit to what is permitted, since strangers may connect to a coordinator's port."""
+    """Raises our descriptor limit to what is permitted, because strangers may connect to our port."""
     global _users_limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (most := min(hard, DESCRIPTORS_MAX)):
@@ -323,7 +324,7 @@ def raise_descriptor_limit() -> None:
 
 
 def give_back_limit(pid: int = 0) -> None:
-    """Restores the user's limit for a new child, or (0) for this process, which is about to become another."""
+    """Restores the user's descriptor limit for a new child; with 0, for this process before it calls exec."""
     if _users_limit is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _users_limit)

@@ -1,8 +1,9 @@
-"""Handle stale descriptors (ESTALE), which a network filesystem reports for a replaced or removed file.
+"""Handle stale descriptors (ESTALE).
 
-The server may also have exported its filesystem anew.  A stale descriptor stays stale: fstat, read,
-write, fsync and even close fail.  Its path leads to the present file, so a process that keeps a
-descriptor must reopen it.  Data that the server never received is lost.
+A network filesystem reports them for a file that was replaced or removed, or if its server has exported
+the filesystem anew.  A stale descriptor stays stale: fstat, read, write, fsync and even close fail.  The
+path leads to the present file, so a process that keeps a descriptor must reopen it.  Data that the
+server never received is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-TRIES_MAX = 3  # of a read, if the file is replaced each time after it was opened
+TRIES_MAX = 3  # how often to read a file that is replaced each time between open and read
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def close(fd: int) -> None:
 
 
 def try_again(read: Callable[[], T]) -> T:
-    """Calls `read`, which opens and reads a file, and again if another machine has replaced the file in between."""
+    """Calls `read`, which opens and reads a file; tries again if another machine has replaced the file in between."""
     for _ in range(TRIES_MAX - 1):
         try:
             return read()

@@ -139,7 +139,7 @@ def _check_module(target: Target, search: list[str]) -> None:
             raise UserError(
                 f"{target.text}: {found} is a module, not a package, so nothing can be imported from inside it"
             )
-    if target.kind == "function" and spec is not None and where is None:  # in a package, modules are names, too
+    if target.kind == "function" and spec is not None and where is None:  # a package's submodules are names in it, too
         _check_function(target, spec)
     if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
         inside = sorted(module.name for module in iter_modules(where))
@@ -150,8 +150,8 @@ def _check_module(target: Target, search: list[str]) -> None:
 def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> ModuleSpec | None:
     """Finds the spec of module `name`, whose last part is `part`, in `where`.
 
-    The path finder gets only the last part, because it needs an imported parent for a dotted name.  Other
-    finders (of editable installs) use the whole name.
+    PathFinder gets only the last part, because a dotted name would need an imported parent.  Other finders
+    (of editable installs) use the whole name.
     """
     spec = PathFinder.find_spec(part, where)
     if spec is not None and (spec.origin is not None or not is_top):
@@ -166,7 +166,10 @@ def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> Modu
 
 
 def _check_function(target: Target, spec: ModuleSpec) -> None:
-    """Raises UserError if the function's name is not in the module's source, and no code there creates names."""
+    """Raises UserError if the function's name is not in the module's source.
+
+    Does not judge a source that may create names as it runs (_MAKES_NAMES, `import *`).
+    """
     name = target.function.partition(".")[0]
     if not (spec.origin or "").endswith(".py"):
         return
