@@ -43,7 +43,7 @@ def is_checkpoint_locked(directory: Path) -> bool:
 
 def _open_directory(stack: contextlib.ExitStack, directory: Path) -> int:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    stack.callback(os.close, fd)  # and with it the lock
+    stack.callback(os.close, fd)  # which also releases the lock
     return fd
 
 

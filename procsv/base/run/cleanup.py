@@ -29,7 +29,7 @@ RUN_FILES = (
     "*.lock",
 )
 KILLED_FILES = (".*.new",)  # left by a process that was killed in atomic_file.replace_file
-SHM_FILES = (OWNER, "slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")  # the last: by older versions
+SHM_FILES = (OWNER, "slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")  # deputy.*: from older versions
 SHM_DIRS = ("staged.*",)
 
 
@@ -47,7 +47,7 @@ def remove_files(directory: Path, keep: frozenset[Path] = frozenset()) -> None:
 
 
 def remove_shm_files(paths: RunPaths) -> None:
-    """Removes slots, parcels and staged checkpoints.  Only when nobody needs their contents any more."""
+    """Removes slots, parcels and staged checkpoints.  Call it only when nobody needs their contents any more."""
     remove_memory(paths.shm_dir)
 
 

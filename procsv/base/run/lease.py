@@ -1,9 +1,9 @@
 """Keep the lease of a logdir, which shows other machines who writes there.
 
-A lock works on one machine; on a network filesystem another machine may not see it, or may be refused
-one.  So the holder of a logdir also keeps a small file in it and rewrites that every few seconds.  A
-process that finds another's lease watches whether it changes, so clocks of two machines are never
-compared.  A process that finds its own lease replaced stops writing there.
+A lock works on one machine.  On a network filesystem, another machine may not see it, or may get no lock
+at all.  So the holder of a logdir also keeps a small file in it, the lease, and rewrites it every few
+seconds.  A process that finds another's lease watches whether it changes, so clocks of two machines are
+never compared.  A process that finds its own lease replaced stops writing there.
 
 Checking the lease is not enough, because a process may be stopped right after the check.  So the holder
 replaces the lease, and other files that only the holder may change (run.json, and pointers to another
@@ -39,7 +39,7 @@ declare("lease.before_replacing")
 RENEW_S = 5.0  # how often its holder rewrites it
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
-TRIES_MAX = 3  # of a change; more means that launch after launch takes our fence but is refused because of our lease
+TRIES_MAX = 3  # of a change; more fail only if launch after launch removes our fence, and is then refused by our lease
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
@@ -98,9 +98,10 @@ def find_place() -> ProcessSpace:
 
 
 def find_elsewhere(paths: RunPaths, run: str) -> Lease | None:
-    """Returns the lease of `run` if it may be alive where this process cannot see it.
+    """Returns the lease of `run` if the run may be alive where this process cannot see it.
 
-    That is another container of this machine, if somebody holds the directory's lock, or another machine.
+    That may be on another machine, or, if some process holds the directory's lock, in another container
+    of this machine.
     """
     lease, here = LeaseFile(paths).holder(), find_place()
     if lease is None or lease.run != run or (lease.place.boot, lease.place.pids) == (here.boot, here.pids):
@@ -137,7 +138,10 @@ class LeaseFile:
             return None
 
     def successor(self, run: str) -> Lease | None:
-        """Returns who held and released the directory after `run`, which had written run.json there; None if nobody."""
+        """Returns a lease that names the run that took the directory after `run` and has released it.
+
+        run.json shows that, because each holder writes it.  None if nobody took the directory.
+        """
         last = read_run(self._run_json) if self._run_json is not None else None
         if last is None or last.run == run:
             return None
@@ -157,8 +161,8 @@ class LeaseFile:
         """Writes `lease` over any other, and removes the fences of all other runs, so that they stop writing there.
 
         `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken it.  A
-        holder that was about to renew its lease may have it back, so the caller must check once more; that
-        result is final.
+        holder that was just renewing its lease may replace ours once, before its fence is gone.  So the
+        caller must read the lease once more after this; what it finds then is final.
         """
         fence = self._pick_up(lease.run)
         (self.create if is_new else self.replace)(lease)
@@ -170,23 +174,23 @@ class LeaseFile:
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
         """Calls `write` to make a change that only the holder may make, through the fence of `run`.
 
-        Returns the lease of a process that has taken the logdir; then nothing was changed.  It creates
-        the fence before it checks the lease, because a process that takes the logdir writes its lease
-        before it removes the fences.
+        Returns the lease of a process that has taken the logdir; None if nobody has.  A change that would
+        come after that has no effect.  It creates the fence before it checks the lease, because a process
+        that takes the logdir writes its lease before it removes the fences.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
             fence = FencedRename(self._fence_home(run))
             try:
                 fence = self._pick_up(run)
-            except OSError as error:  # gone, full or read-only; another machine may still have taken it
+            except OSError as error:  # the logdir is gone, full or read-only; another machine may have taken it, too
                 trouble = error
             if (taken := lost_to(self, run)) is not None:
                 self._put_down(run)
                 return taken
             if trouble is not None:
                 raise trouble
-            with contextlib.suppress(Fenced):  # taken after the check, or by a launch that was then refused
+            with contextlib.suppress(Fenced):  # somebody took the logdir after the check, or tried to and was refused
                 write(fence)
                 return lost_to(self, run)
         raise Fenced(f"another launch keeps removing the fence of run {run}")
@@ -194,7 +198,7 @@ class LeaseFile:
     def create(self, lease: Lease) -> None:
         """Creates the file; FileExistsError if another process has just done so."""
         fd = disk.create(self._path, record_mode(self._path.parent))
-        try:  # killed here: the file is not a lease, but the next launch watches it like one
+        try:  # a kill here leaves a file that is not a lease, but the next launch watches it like one
             disk.write(fd, _encode(lease))
         finally:
             os.close(fd)
@@ -208,7 +212,7 @@ class LeaseFile:
     def remove(self, run: str) -> None:
         """Removes the lease through the fence at the end of `run`, if `run` still holds it.
 
-        If that fails, other launches find that the lease has ended.
+        If that fails, other launches see that the lease is no longer renewed.
         """
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
@@ -264,13 +268,16 @@ class LeaseKeeper:
 
 
 def taken_by(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease if another run than `run` holds it; None also if that is unknown."""
+    """Returns the lease if another run than `run` holds it; None also if the lease cannot be read."""
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
 
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
-    """Returns who has taken the logdir from `run` while that was stopped: the holder, or one that has ended."""
+    """Returns the lease of the run that has taken the logdir from `run`, which was stopped; None if none has.
+
+    That run may have ended since (`successor`).
+    """
     lease = file.holder()
     if lease is None:
         return file.successor(run)

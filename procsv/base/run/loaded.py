@@ -1,8 +1,8 @@
 """Record a trainer's imports for its standby and for the next launch of the same command.
 
 The trainer writes the record once it trains (procsv/training/process/import_record.py): in the run
-directory for the standby, and in the logdir's records for a later launch.  So that launch can make its
-standby before the first trainer, and finds which of the program's own files have changed since.
+directory for the standby, and in the logdir's records for a later launch.  With it, a later launch can
+make its standby before the first trainer, and can find which of the program's own files have changed.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LoadedModules(msgspec.Struct, frozen=True):
     command: tuple[str, ...] = ()  # interpreter, its version, target and arguments
     files: dict[str, File] = {}  # the program's own, by path
     home: str = ""  # the program's directory, from which its files are found if the project was moved
-    attempt: int = 0  # which attempt of the task whose state is saved has imported them; 0 if unknown
-    logdir_id: str = ""  # id of the logdir that it was written for (run_id.py); a copy of the logdir has another
+    attempt: int = 0  # the attempt, of the task whose state is saved, that has imported them; 0 if unknown
+    logdir_id: str = ""  # id of the logdir that this was written for (run_id.py); a copy of the logdir has another
 
 
 def command_of(target: str, args: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,9 +114,10 @@ def write_loaded(path: Path, loaded: LoadedModules) -> None:
 def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
     """Takes over the record of an earlier launch of the same command; returns whether there is a usable one.
 
-    It is not used if a file of the program has changed, since the program may now set the environment
-    differently before its imports.  Nor if another user wrote it, or it came with a copied logdir: its
-    author would decide what we import.  Nor if it changes the environment, which only the program may do.
+    The record is not usable in three cases.  (1) A file of the program has changed, so the program may now
+    set the environment differently before its imports.  (2) Another user wrote the record, or it came with
+    a copied logdir, so its author would decide what we import.  (3) The program changes the environment
+    before its imports, which only the program itself may do.
     """
     loaded = read_own(paths.imports)
     if not loaded.modules or loaded.environment or loaded.command != command or loaded.logdir_id != paths.id:

@@ -18,12 +18,12 @@ from procsv.base.system import stale
 from procsv.base.system.data_file import open_data, open_stream
 from procsv.base.terminal import is_startup_noise
 
-# The number of an attempt in a file name.  Nothing is started ten million times, so a larger number is not ours.  It
-# must not be counted, or the next attempt would continue from it.
+# The number of an attempt in a file name.  Nothing is started ten million times, so a file with a larger number is not
+# ours.  It must not match, or the next attempt would continue from that number.
 NUMBER = r"(\d{1,7})"
 TAIL_BYTES_MAX = 2**18  # how much is read for the last lines
-LOGS_KEPT_MAX = 20  # per name; the oldest go first
-LOG_BYTES_MAX = 2**30  # per name, without the newest
+LOGS_KEPT_MAX = 20  # per task; the oldest are removed first
+LOG_BYTES_MAX = 2**30  # per task, without its newest log
 LINGER_S = 1.0  # wait at the end of an old part, because its writer may still write to it for a moment
 
 
@@ -33,9 +33,9 @@ def older_part(log: Path) -> Path:
 
 
 def rotate_if_large(path: Path, bytes_max: int) -> None:
-    """Renames a file that is larger to its older part, replacing the previous one.
+    """Renames a file larger than `bytes_max` to `older_part`, replacing the previous one.
 
-    A process that has it open keeps writing to it.
+    A process that has the file open keeps writing to it.
     """
     with contextlib.suppress(OSError):  # the file or the disk is missing; the next call tries again
         if path.stat().st_size > bytes_max:
@@ -103,7 +103,7 @@ class LogFollower:
         return os.read(new, size)
 
     def _go_on(self, is_last: bool) -> bool:
-        """Opens the next file at the end of the current one; returns whether there is one."""
+        """Goes on to the next part at the end of the current one; returns False if there is none yet."""
         if not self._is_rotated():
             return False
         now_s = self._monotonic()
@@ -132,7 +132,7 @@ class LogFollower:
 def last_lines(log: Path, count: int) -> list[str]:
     """Returns the last non-empty lines, without TensorFlow's start-up noise.
 
-    A progress line that rewrites itself counts as its last state.
+    A progress bar, which overwrites its own line, is returned in its last state.
     """
     data = read_end(log, TAIL_BYTES_MAX)
     if len(data) < TAIL_BYTES_MAX:  # perhaps it was just rotated

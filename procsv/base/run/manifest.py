@@ -1,6 +1,6 @@
-"""Define the data in a checkpoint's manifest, `<prefix>.manifest.json`.
+"""Define the contents of a checkpoint's manifest, `<prefix>.manifest.json`.
 
-The checkpoint service writes manifests and verifies checkpoints by them.
+The checkpoint service writes manifests, and verifies checkpoints against them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
 
-    # Identity of the index when this was written.  It differs for a checkpoint of the same name that was saved later,
-    # whatever the clocks say, and for a copy, although a copy's files match.  None at a URL, or from an earlier procsv.
+    # Identity of the index file when this was written.  A checkpoint of the same name that was saved later has another,
+    # whatever the clocks say.  So has a copy, although its files match.  None at a URL, or from an earlier procsv.
     index: FileId | None = None
 
     @property

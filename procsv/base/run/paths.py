@@ -36,8 +36,8 @@ class RunPaths(msgspec.Struct, frozen=True):
     logdir: Path
     run_dir: Path
     shm_dir: Path
-    own_home: Path | None = None  # instead of `<logdir>/procsv` if another run has that; a member's outlasts the run
-    is_member: bool = False  # a member's launch: its logs go to the home of the run that it belongs to
+    own_home: Path | None = None  # replaces `<logdir>/procsv` if another run has that; only a member's outlasts its run
+    is_member: bool = False  # of a member: its logs go to the home of the run that it belongs to
 
     @property
     def id(self) -> str:
@@ -119,7 +119,7 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.run_dir / "run.lock"
 
     def writer_lock(self, task: TaskId) -> Path:
-        """Held by a task's whole process tree; its next attempt starts only when the old tree has released it."""
+        """Held by a task's whole process tree; the next attempt starts only when the old tree has released it."""
         return self.run_dir / ("writer.lock" if task == TRAINER else f"writer.{task}.lock")
 
     def writer_locks(self) -> list[Path]:
@@ -255,7 +255,7 @@ def make_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) 
 def has_name(paths: RunPaths) -> bool:
     """Whether the logdir's id is still ours, or no id can be written there.
 
-    It is another one if somebody has deleted and recreated the logdir.
+    The id is another one if somebody has deleted and recreated the logdir.
     """
     return run_name(paths.home) == paths.id or not can_write_id(paths.home)
 
@@ -269,9 +269,10 @@ def keep_name(paths: RunPaths) -> None:
 def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:
     """Returns the run directory and the shared-memory directory for `name`.
 
-    The run directory is under XDG_RUNTIME_DIR.  That disappears at the user's last logout, so a run
-    that `outlives_login` has its run directory in the temporary directory, as do users without
-    XDG_RUNTIME_DIR, or with a relative one.  Without a writable /dev/shm, snapshots are in it, too.
+    The run directory is under XDG_RUNTIME_DIR, which disappears at the user's last logout.  So if the run
+    `outlives_login`, the run directory is in the temporary directory.  It is also there if
+    XDG_RUNTIME_DIR is missing, relative or not writable.  If /dev/shm is not writable, the directory for
+    shared memory is in the run directory.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not outlives_login and runtime.startswith("/") and Path(runtime).is_dir() and os.access(runtime, os.W_OK):

@@ -1,8 +1,8 @@
 """Create and open the records of a run in its logdir with the right permissions.
 
 run.json, journal, logs and crash reports contain a program's arguments and exceptions, which may contain
-secrets.  So only the owner may read them, or also the logdir's group if the user asked for it.  The mode
-of `<logdir>/procsv` tells every process of the run which of the two applies.
+secrets.  So only the owner may read them, and the logdir's group if the user allows it.  The mode of
+`<logdir>/procsv` tells every process of the run whether the group may.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def user_name(uid: int) -> str:
 
 
 def _set_access(directory: Path, group: int | None) -> None:
-    """Sets who may read a directory.  `group`: the group that may, also for files created in it."""
+    """Lets only the owner read a directory; with `group`, also that group, which new files in it get, too."""
     with contextlib.suppress(PermissionError):  # a filesystem without owners, or a group that we do not belong to
         directory.chmod(PRIVATE)
         if group is not None:

@@ -5,10 +5,10 @@ read it.  The file never says whether the run is active, because its writer may 
 `is_active` asks the system.
 
 Anybody who can write to a logdir can put such a file there, and name any process and directory in it.
-So its directories are believed only if their names contain the id of its logdir and nobody else can
-write to them.  A copy of the logdir has another id, so the original's process and directories are not
-taken for its own.  The process must belong to the file's owner.  Code that acts on a run also requires
-that the process holds the run's lock.
+So the directories that it names are believed only if their names contain the id of its logdir and nobody
+else can write to them.  A copy of the logdir has another id, so the process and directories of the
+original are not taken for the copy's.  The process must belong to the file's owner.  Code that acts on a
+run also requires that the process holds the run's lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # run id: 16 hexadecimal digits, new with every launch
     target: str
     args: tuple[str, ...] = ()
-    program: str = ""  # the target's file, relative to the run's own directory, as projects move; "" for a module
+    program: str = ""  # the target's file; relative to the run's own directory, because projects move; "" for a module
     logdir: str  # for checkpoints and events: a directory's real path, or a URL
     root: str = ""  # the directory with the run's own files, if the program has named the logdir
     run_dir: str
@@ -65,11 +65,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     fit: FitPlace | None = None  # progress of a Keras fit, as last read
     loss: Loss | None = None  # of that fit, as of its newest snapshot
     importing: str = ""  # the package being imported, if the import takes long
-    began_step: int = NO_STEP  # where the unfinished training began, over all its launches
+    began_step: int = NO_STEP  # where the training that is not complete began, over all its launches
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
-    mirror_step: int = NO_STEP  # of the copy that another machine keeps of such a snapshot
-    mirror_host: str = ""  # that machine; "" if there is none
+    mirror_step: int = NO_STEP  # of the copy of a snapshot that another machine keeps
+    mirror_host: str = ""  # the machine that keeps it; "" if there is none
     restarts: int = 0  # of the trainer, in this launch
     no_progress_count: int = 0  # failures since a step last became durable
     last_exit: LastExit | None = None
@@ -78,9 +78,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0  # median duration of a step; 0.0 if unknown
     save_error: str | None = None  # why the newest state cannot be saved; None if it can
     next_save_in: float | None = None  # seconds until the next try
-    ground_error: str | None = None  # lost files of the run: directories, sockets, locks
+    ground_error: str | None = None  # which of the run's directories, sockets and locks somebody has removed
     protected: bool | None = None  # whether the program's state is saved; None if not known yet
-    habit: SaveHabit = STEPS  # what the steps here count, and whether the program's last start restored anything
+    habit: SaveHabit = STEPS  # what the step numbers here count, and whether the program restores what it saved
     goodput: float = 0.0  # share of the run's time, in all launches, that went into kept steps
     launch_goodput: float = 0.0  # the same for the last launch alone
     started_at: float
@@ -105,7 +105,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen_at(self) -> float:
-        """When the run's watchdog last wrote this.  The file itself may be newer, as a copy or from a backup."""
+        """When the run's watchdog last wrote this.  The file's own time is later in a copy, or from a backup."""
         return self.written_at or self.paths.run_json.stat().st_mtime
 
     @property
@@ -128,10 +128,10 @@ def read_run(path: Path) -> RunFile | None:
 
 
 def find_run_in(paths: RunPaths) -> RunFile | None:
-    """Finds the run in a logdir, wherever that is now; None as from `read_run`.
+    """Finds the run in a logdir, even if the logdir was moved or copied; None as from `read_run`.
 
-    A moved logdir still has its run.  A copy has only the past: its id differs, so the original's process
-    and directories are not taken for its own.
+    A moved logdir still has its run.  A copy has only the records: its id differs, so the process and
+    directories of the original are not taken for the copy's.
     """
     run = read_run(paths.run_json)
     if run is None:
@@ -152,17 +152,17 @@ def _moved(run: RunFile, directory: Path) -> RunFile:
 def write_run(path: Path, run: RunFile, durable: bool, replace: Callable[..., None] = replace_file) -> None:
     """Replaces `path`.
 
-    `durable`: for changes of state; a lost step number is read again anyway.  `replace`: the function
-    that replaces the file.
+    `durable`: set it for changes of state; a step number may be lost, as it is soon written again.
+    `replace`: the function that replaces the file.
     """
     data = msgspec.json.format(seal(encode_json(run)), indent=2)
     replace(path, data + b"\n", durable=durable, mode=record_mode(path.parent))
 
 
 def believed(run: RunFile, run_json: Path) -> RunFile:
-    """Returns `run`, read from `run_json`, without directories and a process that are not its own.
+    """Returns `run`, read from `run_json`, without directories or a process that are not its own.
 
-    Without a boot id, its process counts as dead.
+    To remove the process, it removes the boot id: the process then counts as dead.
     """
     try:
         owner = run_json.stat().st_uid
@@ -187,7 +187,7 @@ def _is_locked_by(run: RunFile) -> bool:
 
 
 def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:
-    """Whether both have that name, in any runtime directory, and nobody else can write to them."""
+    """Whether both directories have that name, in any runtime directory, and nobody else can write to them."""
     run_dir, shm_dir = paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")
     is_shm_named = shm_dir in (SHM_ROOT / f"procsv-{owner}-{name}", run_dir / "shm")
@@ -203,9 +203,10 @@ def _is_private(directory: Path, owner: int) -> bool:
 
 
 def holds_run_lock(run: RunFile) -> bool:
-    """Whether the process of `run` has its lock file open, removed or not; PermissionError for another user's process.
+    """Whether the process of `run` has the run's lock file open, removed or not.
 
-    Only root can inspect one of our processes with keys.  For that, check only whether the lock is held.
+    PermissionError for another user's process.  Only root can inspect a process of ours that has keys
+    (forbid_dumps); for such a process, this only checks whether some process holds the lock.
     """
     try:
         return has_open(run.pid, run.paths.run_lock)

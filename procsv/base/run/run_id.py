@@ -2,8 +2,8 @@
 
 The first launch in a logdir creates the id in `<logdir>/procsv/id.json`, and later launches keep it.
 Process marks, runtime directories and shared memory are named by the id and not by the path.  So two
-directories with one path (a private /tmp, two containers) are two runs, and so is a directory that was
-deleted and recreated.
+directories with the same path (a private /tmp, two containers) have different runs, and so have a
+directory and its successor after somebody has deleted and recreated it.
 
 A copy contains the file, too.  So the file also records the directory in which it was created, by device
 and inode.  Anywhere else, the id is a hash of the file's contents and its present directory.  Thus a copy
@@ -11,8 +11,8 @@ has its own id without being changed, and two machines that number a network fil
 not overwrite each other's files.  The same applies to another user's file, which could name a run of
 ours.
 
-A logdir that is a URL has no id.  The URL is the same for everybody, so it names the runs.  A restarted
-container that has lost its disk then still finds its snapshots in shared memory.
+A logdir that is a URL has no id.  The URL is the same for everybody, so its hash names the runs.  A
+restarted container that has lost its disk then still finds its snapshots in shared memory.
 
 If a filesystem's device number changes between two launches, the logdir counts as a copy.  A killed run's
 shared memory is not found then, and the next launch resumes from the newest checkpoint.
@@ -98,8 +98,8 @@ def make_id(home: Path) -> str:
         except PermissionError:
             raise
         except (OSError, msgspec.DecodeError):
-            # A link, or damaged.  Another launch may also find that, and create another id.  The launch that gets the
-            # directory's lock writes its own (keep_name).
+            # The file is a link, or damaged.  Another launch may also find that, and create another id.  The launch
+            # that gets the directory's lock then writes its own (keep_name).
             set_aside(id_file(home))
     raise OSError(f"{id_file(home)} cannot be read")
 

@@ -53,7 +53,10 @@ def _without_line_end(data: bytes) -> bytes:
 
 
 def _check_mode(path: Path, info: os.stat_result) -> None:
-    """Raises UserError if others can read our file; another owner's file (root's, say) is that owner's choice."""
+    """Raises UserError if others can read our file.
+
+    The mode of another owner's file (root's, say) is that owner's choice.
+    """
     mode = stat.S_IMODE(info.st_mode)
     if info.st_uid != os.geteuid() or not mode & OTHERS or is_projected(path):
         return

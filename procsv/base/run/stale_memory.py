@@ -1,13 +1,13 @@
 """Hold the directories that a run has outside its logdir, and remove abandoned ones.
 
 Each runtime directory and each directory of shared memory contains `owner.json`, which names the logdir.
-Watchdog and services share a lock on the directory itself, so it also works between containers that
-share a /dev/shm.  open_run.py sweeps at the start of every launch.  Nothing that is locked is removed.  A
-killed run's memory stays, because its next launch resumes from it.
+Watchdog and services share a lock on the directory itself, which also works between containers that
+share a /dev/shm.  Every launch sweeps at its start (open_run.py): it removes abandoned directories, but
+nothing that is locked.  A killed run's memory stays, because its next launch resumes from it.
 
 A logdir counts as deleted only in the mount namespace in which it was named, and only if its filesystem
 is still mounted there.  In another container the path means something else, and a missing disk may come
-back.  Killed anywhere in here: the next launch sweeps the rest.
+back.  If a launch is killed during its sweep, the next launch sweeps the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from procsv.base.system.locks import DirectoryLock, FileLock, Holder, held_alone
 from procsv.base.system.tree_mark import mount_namespace
 
 UNTOUCHED_S_MAX = 7 * 86_400.0  # a watchdog touches the directories of its run every few seconds
-SWEEP_S_MAX = 1.0  # a launch waits no longer, as another run's logdir may be on a server that does not answer
+SWEEP_S_MAX = 1.0  # a launch waits no longer, because another run's logdir may be on a server that does not answer
 OWNER_BYTES_MAX = 2**16
 TRIES_MAX = 100
 LOOK_S = 0.02
@@ -50,7 +50,7 @@ class Owner(msgspec.Struct, frozen=True):
     home: Annotated[str, msgspec.Meta(pattern=r"^/[^\x00]*$")]  # `procsv` in the logdir
     device: Annotated[int, msgspec.Meta(ge=0)]  # of its filesystem
     mounts: str  # the mount namespace in which `home` is valid
-    is_kept: bool  # the next launch in the logdir resumes from the snapshots in the directory
+    is_kept: bool  # whether the next launch in the logdir resumes from the snapshots in this directory
 
 
 class Logdir(Enum):
@@ -65,7 +65,8 @@ class Logdir(Enum):
 def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
     """Whether an unlocked directory is abandoned.
 
-    A directory without an owner is being created, or belongs to an older procsv.
+    A directory without an owner may just be being created, or may be an older procsv's, so only its age
+    counts.
     """
     if untouched_s > UNTOUCHED_S_MAX:
         return True
@@ -75,9 +76,9 @@ def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
 def judge_logdir(owner: Owner, mounts: str, run_id: str, there: str | None, device: int, run: RunFile | None) -> Logdir:
     """Judges the state of the logdir that a directory belongs to.
 
-    `mounts`: our mount namespace.  `run_id`: the directory's.  `there`: the id at the owner's path, "" if
-    it cannot be read, None if there is no directory.  `device`: of that path, or of its nearest existing
-    parent.  `run`: its run.json.
+    `mounts`: our mount namespace.  `run_id`: the id in the directory's name.  `there`: the id at the
+    owner's `home`, "" if it cannot be read, None if `home` does not exist.  `device`: the device of
+    `home`, or of its nearest existing parent.  `run`: the run.json in `home`.
     """
     if owner.mounts != mounts or not mounts:
         return Logdir.HIDDEN
@@ -97,8 +98,8 @@ class HeldDirectory:
     def hold(self, wait: Callable[[float], None], *, alone: bool = False) -> None:
         """Creates the directory and protects it from sweeps.
 
-        Waits while a sweep, or a service that is ending, holds it.  LogdirLocked if another process keeps
-        holding it and we want it `alone`.
+        Waits while a sweep holds it, and if we want it `alone`, also while any other process does, such as
+        a service that is ending.  LogdirLocked if that takes too long.
         """
         for _ in range(TRIES_MAX):
             make_private_dir(self._lock.path)
@@ -121,7 +122,7 @@ class HeldDirectory:
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
     def keep_held(self) -> None:
-        """Shows that the directory is in use, and holds the one that is now at the path."""
+        """Touches the directory to show that it is in use.  If it was replaced, holds the one now at the path."""
         with contextlib.suppress(OSError):
             self._lock.relock()
             if not (self._lock.path / OWNER).exists():
@@ -139,7 +140,10 @@ def make_owner(paths: RunPaths) -> Owner:
 
 
 def find_claim(paths: RunPaths) -> Holder | None:
-    """Finds the holder of a run whose logdir was at this path until it was deleted or moved, and that still runs."""
+    """Finds a run that is still active although its logdir, once at this path, was deleted or moved.
+
+    Returns the holder of its lock; None if there is no such run.
+    """
     for directory in _ours(*_runtime_roots(paths)):
         owner, lock = _read_owner(directory), FileLock(directory / paths.run_lock.name)
         is_same = owner is not None and owner.is_kept and Path(owner.home) == paths.home and directory != paths.run_dir
@@ -206,7 +210,7 @@ def _runtime_roots(paths: RunPaths) -> set[Path]:
 
 
 def _ours(*roots: Path) -> Iterator[Path]:
-    """Yields our own directories; any user may create a directory of any name there."""
+    """Yields those directories that are really ours: any user may create a directory of any name there."""
     for path in [path for root in roots for path in root.glob("procsv-*") if NAME.fullmatch(path.name)]:
         with contextlib.suppress(OSError):
             there = path.lstat()

@@ -1,10 +1,10 @@
 """Publish in the shared logdir how to reach the coordinator of a run on several machines.
 
-Each start of a coordinator is a term with its own number, in a file that is created whole and never
-changed.  The file contains the run's keys, unless they are derived from a secret that all launches have,
-so only the user can read it.  Members look for the highest term of their own scheduler's start, and
-ignore earlier starts.  A coordinator that cannot get the logdir says so in a term, too, so that
-its members do not wait for it.
+Each start of a coordinator begins a term with its own number.  The term's file is created whole and never
+changed.  It contains the run's keys, unless they are derived from a secret that all launches have, so
+only the user can read it.  Members look for the highest term of their own start of the job, and ignore
+the terms of other starts.  A coordinator that cannot get the logdir says so in a term, too, so that its
+members do not wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     port: Port = 0
     server_key: str = ""  # the coordinator's public CURVE key, in Z85
     client_secret: str = ""  # each member's key pair is derived from it
-    secret: str = ""  # fingerprint of the secret, if the keys are derived from one and not stored here
+    secret: str = ""  # fingerprint of the launches' secret; "" if they have none, and the keys are stored here
     refused: str = ""  # why there is no run
     exit_code: int = 0  # for the members, if the run is refused
 
@@ -65,7 +65,7 @@ def write_term(paths: RunPaths, term: Term) -> Term:
 
 
 def forget_terms(paths: RunPaths, below: int) -> None:
-    """Removes the terms below that number.  The caller has the logdir, so their runs are over."""
+    """Removes the terms with lower numbers.  The caller has the logdir, so their runs are over."""
     for number in _numbers(paths.terms):
         if number < below:
             with contextlib.suppress(OSError):
@@ -82,9 +82,9 @@ def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
 
 
 def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
-    """Returns the newest term of any other start of a job.
+    """Returns the newest term of any other start of a job; None if there is none.
 
-    Its coordinator was killed or lost, because one that ends removes its terms.
+    Its coordinator was killed or lost, because a coordinator that ends removes its terms.
     """
     terms = [_read_term(_path(paths.terms, number)) for number in _numbers(paths.terms)]
     others = [term for term in terms if term is not None and term.scheduler != scheduler and not term.refused]
