@@ -205,7 +205,7 @@ def _find_attempt() -> tuple[str, Any] | None:
 
 
 class DropInBackup(BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore` by procsv. It acts like Keras' own where procsv cannot."""
+    """procsv's BackupAndRestore. If procsv cannot protect the fit, it acts like Keras' own."""
 
     __qualname__ = "BackupAndRestore"  # the name in saved states and messages
 

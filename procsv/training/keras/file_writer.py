@@ -1,9 +1,9 @@
 """Write the files of a fit from captured variables, on a thread of its own.
 
-A Fit makes the FileWriter. The thread builds each file in shared memory, from where the checkpoint
-service writes it to disk even if this process dies. A snapshot may record that a file was saved.
-Off the training thread, it therefore waits until every file captured before it is complete in
-shared memory.
+A Fit makes the FileWriter. The thread builds each file in shared memory (a *parcel*), from where
+the checkpoint service writes it to disk even if this process dies. A snapshot may record that a
+file was saved. So a snapshot is published only when every file that was captured before it is
+complete in shared memory. The snapshot worker waits for that, off the training thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FileWriter:
                 self._thread.start()
 
     def wait_made(self, count: int) -> None:
-        """Wait until the first `count` files outlive this process. Not for the training thread."""
+        """Wait until the first `count` files outlive this process. Not on the training thread."""
         with self._news:
             self._news.wait_for(lambda: self._made >= count)
 
@@ -133,5 +133,5 @@ class FileWriter:
 
 
 def sweep(runtime: Runtime) -> None:
-    """Remove what an earlier attempt was making when it died."""
+    """Remove parcels that an earlier attempt had not finished when it died."""
     sweep_unfinished(runtime.connection.start.paths.shm_dir)

@@ -5,6 +5,9 @@ hooks.py calls a Fit on the thread that trains. The saved state is restored at t
 taken at the end of `on_train_batch_end`, when all callbacks have seen the step. Between two epochs
 it is taken at the end of the next `on_epoch_begin`, because the changes that the callbacks make
 there belong to it.
+
+Throughout this package, the *place* of a fit is all of its state that is not in variables: epoch,
+batch, position in the data, callbacks, random state. A dictionary of plain values holds it.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Fit:
         """Prepare the fit.
 
         `callbacks` is Keras' list, which contains our callback `own`. `epochs` is the fit's data.
-        `series` is the series in which this fit is the newest.
+        `series` has the fits of this directory, of which this one is the newest.
         """
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model
@@ -109,7 +112,7 @@ class Fit:
         return self._state
 
     def _read_place(self) -> Plain:
-        """Return the place for a capture: all progress of the fit, as plain values.
+        """Return the fit's place for a capture.
 
         Reading the loss waits for the batch, but so does the capture.
         """
@@ -263,7 +266,7 @@ class Fit:
             self._progress.stop = "run"
             self._request_checkpoint()
         training.boundary.end_step()
-        if training.is_ready:  # until then the first step lasts, however long
+        if training.is_ready:  # before that, the first step is under way, and may take any time
             self._is_past_first = True
             self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
         if self._runtime.stops.reason is not None:
@@ -301,7 +304,7 @@ class Fit:
             self.files.wait_placed()
 
     def end_training(self) -> None:
-        """Before `on_train_end`, note why training ended. With no epoch left, restore the state."""
+        """Before `on_train_end`, note why training ended. If no epoch was left, restore."""
         self._put_back()
         self._progress.position.end_untrained()
         self.files.wait_placed()  # callbacks may read them at the end
@@ -364,7 +367,7 @@ class Fit:
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
 
     def abandon(self) -> None:
-        """Leave a fit that raised. Its newest snapshot counts."""
+        """Leave a fit that raised. Its newest snapshot stays its state."""
         self._leave_model()
         self._controller.end_training()
         self._leave_run()

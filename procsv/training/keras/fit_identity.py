@@ -193,7 +193,7 @@ def callback_settings(callback: Any) -> Plain:
 
 # -- content -----------------------------------------------------------------------------------------------------
 def _digest(*values: Any, is_known: bool = True, is_data: bool = False, known: Iterable[Any] = ()) -> str:
-    """Digest `values`. `known`: objects that count elsewhere."""
+    """Digest `values`, without the objects `known`, which are digested elsewhere."""
     digest = _FitDigest(is_data)
     digest.pass_over(known)
     try:
@@ -422,7 +422,7 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
     # A state of an older version has fewer settings.
     changes = {name for name in differences if name in recorded.settings}
     if recorded.is_over:
-        # At another place in the program, it is another fit of the same start.
+        # The program asks for more epochs of this fit. At another place it would be another fit that starts alike.
         longer = recorded.number == number and differences == ["epochs"]
         longer = longer and mine.settings["epochs"] > recorded.settings["epochs"]
         if longer and mine.is_proof:

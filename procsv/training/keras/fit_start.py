@@ -31,7 +31,7 @@ from procsv.training.keras.state import FitState, FoundState, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
 
-CHECKPOINTS_MAX = 4  # room for the kept states, in sizes of the newest one; beyond it the oldest state is removed
+CHECKPOINTS_MAX = 4  # the kept states may take as much room as this many of the newest; then the oldest is removed
 SMALL_BYTES = 16 << 20  # the states may always take this much room
 
 _DATA = ".data-00000-of-00001"
@@ -50,7 +50,7 @@ class EndedFits:
         self._directory = directory
 
     def find_end(self, key: str) -> str | None:
-        """Return the final checkpoint of the fit with this key, if all of it can be read."""
+        """Return the final checkpoint of the fit with this key; None unless it can all be read."""
         found = [path for _, known, path in self._list() if known == key]
         if not found:
             return None
@@ -65,10 +65,9 @@ class EndedFits:
         return path
 
     def keep_end(self, key: str, step: int, checkpoint: str) -> int:
-        """Keep the files of `checkpoint`. Remove the oldest states beyond the limit; return how
-        many.
+        """Keep the files of `checkpoint`. Remove the oldest states over the limit; return how many.
 
-        Killed in here: either the index is missing, or the state is complete.
+        A kill in here leaves the state complete, or without its index.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         for suffix in (_DATA, ".index"):
@@ -90,7 +89,7 @@ class EndedFits:
         removed = 0
         while sum(size for _, size in states) > room:
             path, _ = states.pop(0)
-            # Killed after this line: the data has no index, and the next call removes it.
+            # A kill after this line leaves data without an index, which the next call removes.
             Path(f"{path}.index").unlink(missing_ok=True)
             removed += 1
         named = {f"{path.name}{_DATA}" for path, _ in states}
@@ -128,7 +127,7 @@ class FitStart:
         self._controller, self._ended, self._make_source = controller, ended, make_source
         self.origin: Origin = FRESH
         self.found: FoundState | None = None  # still to be restored
-        self.is_repeated = False  # it had ended in an earlier attempt, and runs again
+        self.is_repeated = False  # this fit had ended, and the newest state is a later fit's
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
 
     def is_of_this_fit(self, place: Plain) -> bool:
@@ -225,8 +224,8 @@ def build_model(model: Any, epochs: Epochs) -> None:
     """Create the variables of `model` for data like `epochs`, or raise the exception of Keras.
 
     Keras builds a model by its `call`. A `train_step` of the program's own may not use `call`, and
-    may have optimizers and metrics of its own. It is therefore traced as its first step would trace
-    it, but not executed. If it leaves the compiled optimizer alone, that one has no variables.
+    may have optimizers and metrics of its own. It is therefore traced as in its first step, but not
+    executed. If it does not use the compiled optimizer, that optimizer gets no variables.
     """
     spec = epochs.element_spec
     is_traced = private.has_own_step(model) and trace_step(model, spec)

@@ -25,12 +25,12 @@ MakeFit = Callable[[Any, Any], Any]  # takes a CallbackList and the fit's Epochs
 
 _kinds: list[Any] = []  # classes of callbacks that protect fits
 _applied: list[AttributePatch] = []
-_others: list[MakeFit] = []  # what makes the Fit of a fit without such a callback
+_others: list[MakeFit] = []  # makes the Fit of a fit without such a callback
 _running: list[tuple[Any, int]] = []  # the current Fits, each with its thread
 
 
 def apply_hooks(kind: Any) -> None:
-    """Protect fits with a callback of class `kind`. Its `make_fit` returns the Fit of each."""
+    """Protect fits that have a callback of class `kind`. Its `make_fit` makes the Fit of each."""
     if not _applied:
         changes = {
             "on_train_begin": _at_begin,
@@ -52,7 +52,7 @@ def apply_hooks(kind: Any) -> None:
 
 
 def look_after_others(make_fit: MakeFit) -> None:
-    """Give `make_fit` the fits that have no callback of procsv."""
+    """Have `make_fit` make the Fit of each fit that has no such callback."""
     _others[:] = [make_fit]
 
 
@@ -241,7 +241,10 @@ def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
 
 
 def epochs_of(frame: FrameType) -> Epochs | None:
-    """Return the data of a `fit` call in `frame`. Another iterator may have been made since, by a thread that predicts."""
+    """Return the data of a `fit` call in `frame`.
+
+    A thread that predicts may have made another iterator since.
+    """
     found = frame.f_locals.get(private.EPOCHS)
     return None if found is None else Epochs(found)
 

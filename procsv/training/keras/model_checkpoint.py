@@ -133,7 +133,7 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
     """Save the model with Keras, and find the layout of the file.
 
-    Raise NoFileLayout, with the file in place, if it has none.
+    Raise NoFileLayout if it has none; the file is in place all the same.
     """
     stored: list[tuple[str, Any]] = []
     with noting_stored(lambda name, value: stored.append((name, value))):
@@ -230,11 +230,12 @@ def _read_variables(variables: Sequence[Any]) -> list[Any]:
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` that writes whole files and does not hold up the training.
+    """A `keras.callbacks.ModelCheckpoint` that does not hold up the training.
 
-    It takes Keras' arguments. In a fit that procsv protects, `best` survives a restart. In any
-    other fit, and if a layer saves itself in its own way, Keras writes on the training thread, and
-    a line says so once.
+    It takes Keras' arguments. A crash leaves a local file old or new, never in part (not so for
+    whole models as `.h5`, and before Keras 3.10). In a fit that procsv protects, `best` survives a
+    restart. In any other fit, and if a layer saves itself in its own way, Keras writes on the
+    training thread, and a log line says so once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -10,8 +10,8 @@ when an epoch begins, and random layers in `dataset.map` count in variables. So 
 when an iterator begins, and restored before its batches are taken once more. For a PyDataset that
 shuffles in `on_epoch_end`, those calls are made again.
 
-Data may outlive their fit. A fit that is not trained again, because it had ended, leaves them as it
-had left them, so that the next fit on the same data goes on there.
+Several fits may use the same data. A fit that had ended is not trained again, but its data are
+still moved to where it had left them, so that the next fit on these data continues there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Way = Literal["replay", "iterator", "none"]
 Step = Any  # one call of the training function: the numbers of its batches and their iterator
 
 TELL_AFTER_S = 2.0  # a replay that lasts longer is reported, with its remaining time
-ENDS_BYTES_MAX = 4 << 20  # of random states before `on_epoch_end`; beyond it the order of later epochs is not restored
+ENDS_BYTES_MAX = 4 << 20  # of random states at epoch hooks; beyond it the order of later epochs is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # large variables of the data that were already reported
@@ -71,7 +71,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class _Ended(NamedTuple):
-    """The pipeline of a fit that had ended, which today's program has at its beginning."""
+    """The pipeline of a fit that had ended and was not trained again, so it is at its beginning."""
 
     parts: list[weakref.ref[Any]]  # the pipeline and its inputs, the outermost first
     saved: Saved
@@ -150,9 +150,9 @@ class DataPosition:
         states.append(before if has_drawn else b"")
 
     def share_with(self, dataset: Any) -> None:
-        """Note which part of the pipeline the data of the evaluations have, too, if it shuffles.
+        """Note the part of the pipeline that the evaluations' data also use, if it shuffles.
 
-        Then each iterator over either takes an order from the other.
+        Iterators over both then draw their orders from one sequence.
         """
         own = set(map(id, self._parts)) if self._way == "replay" else set[int]()
         shared = (one for one in steps_of(dataset) if id(one) in own and any(map(shuffles, steps_of(one))))
@@ -180,9 +180,9 @@ class DataPosition:
         self._made_beside = list(made_beside)
 
     def end_untrained(self) -> None:
-        """Leave the fit without an epoch, and its data as the fit had left them.
+        """Leave the fit, which had no epoch to train, and its data as it had left them.
 
-        A pipeline is brought there when another fit begins with it, because that may take time.
+        A tf.data pipeline is moved there only when another fit begins with it: it may take time.
         """
         resume, self._resume = self._resume, None
         if resume is None:
@@ -195,7 +195,7 @@ class DataPosition:
             _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved))
 
     def _catch_up(self) -> None:
-        """Bring the pipeline to where earlier fits had left it that had ended and were not trained again."""
+        """Move the pipeline to where ended fits, which were not trained again, had left it."""
         for one in list(_ended):
             known = [part for ref in one.parts if (part := ref()) is not None]
             shared = next((part for part in known if any(part is mine for mine in self._parts)), None)
@@ -234,7 +234,7 @@ class DataPosition:
             yield from self._counted(self._resumed(saved, last_batch))
 
     def _end_epochs_again(self, saved: Saved) -> None:
-        """Bring a PyDataset that shuffles itself into the order of this epoch."""
+        """Bring a PyDataset that shuffles itself into the order of this epoch, by its own hooks."""
         self._ends[:], self._begins[:] = saved.ends, saved.begins[: len(saved.ends)]
         keep = read_random()
         for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):
@@ -254,7 +254,7 @@ class DataPosition:
         self._is_in_epoch = False
 
     def make_again(self, made: list[int]) -> None:
-        """Make the iterators again that the fit had made, and start those that had been started."""
+        """Make as many iterators as the fit had made, and start the ones that it had started."""
         if self._py_dataset is not None:  # its iterators have no seeds, and with several workers they share one queue
             self.made += made
             return

@@ -1,9 +1,9 @@
 """Look up the private names of Keras' fits and models that this package relies on, once, at import.
 
-`missing` lists the names that this Keras lacks or has in another form. Then BackupAndRestore
-refuses to work and says why. epochs.py alone uses the names of
-an EpochIterator, and model_checkpoint.py alone the names of model files. No other module here sets
-private attributes of Keras.
+`missing` lists the names that this Keras lacks or has in another form. If there are any,
+BackupAndRestore refuses to work and says why. Only epochs.py uses the names of an EpochIterator,
+and only model_checkpoint.py the names of model files. No other module here sets private attributes
+of Keras.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# The names in the code of Keras' method that iterates over an epoch, by that method's name. position.py replaces one
-# such iteration when a fit is resumed. The forms are from Keras 3.7 on, of 3.5 and 3.6, and of 3.3 and 3.4.
+# Keras' method that iterates over an epoch has had three forms: since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4.
+# ENUMERATES_BY has, for each, the method's name and the names in its code. position.py replaces one such iteration when
+# a fit is resumed.
 _UNTIL_3_4 = {
     "steps_per_epoch",
     "_current_iterator",
@@ -194,7 +195,7 @@ def begin_at(model: Any, epoch: int | None) -> None:
 
 
 def global_seeds() -> list[Any]:
-    """Return the state of the generator that gives layers without a seed theirs."""
+    """Return the state of the generator that seeds layers without a seed of their own."""
     generator = get_global_attribute("global_seed_generator")
     return [] if generator is None else [generator.state]
 
@@ -212,9 +213,9 @@ def eager_seed_source() -> Any:
 class RunSeeds:
     """Seeds for layers and initializers that the program leaves unseeded.
 
-    They are random, but the same in each attempt of a run. A fit that starts from other weights is
-    another fit. Without these seeds, an unseeded program would have to train all of its fits again
-    after a crash in the last one. A program that has seeded `random`, as
+    They are random, but the same in each attempt of a run. procsv takes a fit that starts from
+    other weights for another fit. So without these seeds, an unseeded program would have to train
+    all of its fits again after a crash in the last one. A program that has seeded `random`, as
     keras.utils.set_random_seed does, gets Keras' own seeds.
     """
 
@@ -233,7 +234,7 @@ class RunSeeds:
         return (numbers or random).randint(least, most)
 
     def _take_for_unseeded(self, state: Any) -> None:
-        """Take `state`, and the state after further draws, for unseeded.
+        """Note that `random` is unseeded in `state`, and in the state after its next change.
 
         The generator's numbers change once in 624 draws.
         """
@@ -243,7 +244,7 @@ class RunSeeds:
         self._unseeded = {state[1][:-1], later.getstate()[1][:-1]}
 
     def _is_unseeded(self) -> bool:
-        """Return whether `random` is unseeded. After too many draws nobody can tell: False."""
+        """Return whether `random` is unseeded; False if too many draws leave that unknown."""
         return self._numbers is not None and random.getstate()[1][:-1] in self._unseeded
 
     def read_seeds(self) -> Any:

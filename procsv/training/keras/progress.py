@@ -4,8 +4,8 @@ variables.
 Fits are numbered in order, for each directory. A fit that an exception ended keeps its number,
 because the program may call it again, and then it resumes where it was. backup.py asks for the
 number when a fit begins, and fit.py reports what happened in it. fit_start.py uses the progress,
-too. `read_place` returns what a snapshot keeps of it, and `put_back_progress` restores that. The
-module also has a fit's options and its evaluations.
+too. `read_place` returns the progress for a snapshot (the fit's *place*), and `put_back_progress`
+restores it. The module also has a fit's options and its evaluations.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Series:
         self.keys: list[str] = []  # of the newest fit's calls
         self.ended: list[str] = []  # keys of the fits that have ended, in earlier attempts too
         self.has_removed = False  # the end of a fit was removed, to make room
-        self._open: FitKind | None = None  # of the newest fit, until it has ended
+        self._open: FitKind | None = None  # what kind of fit the newest is, until it has ended
         self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
 
     def begin_fit(self, kind: FitKind | None) -> None:
@@ -117,7 +117,7 @@ class Series:
     def add_key(self, key: str) -> str:
         """Give the newest fit its key, and return it.
 
-        A fit that begins again from the same start is another fit, with another key.
+        A later fit that starts in exactly the same way is another fit, and gets another key.
         """
         count = self._begun.pop(key, 0) + (not self.is_again)
         self._begun[key] = count
@@ -153,7 +153,7 @@ class Evaluation:
 
     An evaluation resets the metrics, which it shares with training, and it may take long. So the
     state of training is held at its beginning, as views. A run that must end during an evaluation
-    saves that state, and evaluates again.
+    saves that state, and the next attempt repeats the evaluation.
     """
 
     def __init__(self, model: Any, training: DataPosition) -> None:
@@ -181,7 +181,7 @@ class Evaluation:
             return
         self._position, saved = DataPosition(epochs, "replay"), self._saved
         if saved is not None and self._training.shared is not None:
-            self._position.made += saved.made  # the training has made them again
+            self._position.made += saved.made  # the training's position makes them again, over the shared part
         elif saved is not None:  # each iterator that is made advances the seed of a shuffle
             self._position.make_again(saved.made)
 

@@ -2,8 +2,8 @@
 
 fit.py makes the FitState. Its checkpoints are TensorFlow's: a program without procsv can restore
 model and optimizer from one by `tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)`.
-`restore` only keeps what was found at the start. The state is put back later, after Keras has reset
-what it resets.
+`restore` only keeps what was found at the start. `put_back_state` restores it later, after Keras
+has reset what it resets at the beginning of an epoch.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class FitState(EagerState):
         super().__init__(self.tracked, plan, read_step, read_step)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
-        """Capture the state. It says what was saved, so it waits until those files are safe."""
+        """Capture the state. It records which model files were saved, so it is published only when
+        no crash can lose these files any more.
+        """
         captured, before = super().capture(into), self._files.captured
         view = captured.view
 
@@ -195,7 +197,7 @@ class FitState(EagerState):
         return {item.key: known[id(item.owner)] for item in tracked if id(item.owner) in known}
 
     def restore(self, state: SlotReader | str) -> None:
-        """Keep what was found. If it is of this fit, check that it can be restored."""
+        """Keep what was found. If it belongs to this fit, check that it can be restored."""
         found = FoundState(state)
         if self._is_of_this_fit(found.place):
             self._build(found.place)
@@ -206,7 +208,7 @@ class FitState(EagerState):
         self.found = found
 
     def _check_file(self, path: str) -> None:
-        """Raise UserError if another model made it. TensorFlow would silently restore what fits."""
+        """Raise UserError if another model saved `path`. TensorFlow would restore what fits."""
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
         there = {
@@ -268,9 +270,9 @@ _said: set[str] = set()
 
 # -- what no snapshot holds ------------------------------------------------------------------------------------
 def look_for_counting_ops(model: Any) -> None:
-    """Report random operations of the traced step that count by themselves, with a replacement.
+    """Report random operations of the traced step that have an internal counter.
 
-    Reports once, off the training thread.
+    Reports once, off the training thread, and says what to use instead.
     """
     threading.Thread(target=_look_at_model, args=(model,), name="procsv-random-ops", daemon=True).start()
 
@@ -292,7 +294,7 @@ def _look_at_model(model: Any) -> None:
 
 
 def find_counting_ops(model: Any) -> list[str]:
-    """Return the kind of each such operation, with the layers that it is in."""
+    """Return the kind of each random operation with an internal counter, and its layers."""
     found = dict[str, None]()
     for graph in private.traced_graphs(model):
         definition = graph.as_graph_def()
