@@ -212,8 +212,8 @@ def _why_needed(runtime: Runtime, start: Start) -> str:
 def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason, grace_s: float) -> bool:
     """Whether the program handles SIGTERM, and so gets time to end by itself.
 
-    If so, its state is captured now.  After OWN_SHARE of the grace period it is asked to stop at a
-    step, like any other program.
+    If so, its state is captured at the end of this step.  After OWN_SHARE of the grace period it is
+    asked to stop at a step, like any other program.
     """
     is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # in C code, where its handler cannot run
     if not signals.handles_stop or is_waiting:

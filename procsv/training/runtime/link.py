@@ -143,7 +143,7 @@ class Link:
         os.eventfd_write(self._wake_fd, 1)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self._wake_fd)  # not earlier: another thread may still call `wake`, and would write to a reused number
+        close(self._wake_fd)  # not earlier: a late `wake` of another thread must not write to another file
 
     def close_link(self, timeout_s: float) -> None:
         """Sends the queue within `timeout_s` and closes; raises the error that ended the thread."""

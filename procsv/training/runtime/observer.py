@@ -122,7 +122,7 @@ class Observer:
         self._key: Key = (self.services, self.logdir)
         self._process: _Process | None = None
         self._lock: FileLock | None = None
-        self._heirs: DirectoryLock | None = None  # the lock on <logdir>/procsv, as passed by the watchdog
+        self._heirs: DirectoryLock | None = None  # the lock on `paths.home`, which the watchdog shares with us
 
     def warm_up(self) -> None:
         """Starts the watchdog while the program works toward its session."""

@@ -55,7 +55,7 @@ class Copies(msgspec.Struct):
     """
 
     lags_s: list[float] = []  # of the newest copies
-    # From due time to capture, of the newest snapshots: a capture waits for the end of the step in each held task.
+    # From due time to capture, of the newest snapshots: the rest of the step, in this task and in those held for it.
     lates_s: list[float] = []
     _captured_s: dict[int, float] = {}  # capture times of the newest snapshots, by sequence
     _kept: int = 0  # the newest copied sequence

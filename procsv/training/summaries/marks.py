@@ -3,7 +3,7 @@
 An attempt records a point of `procsv/attempt` at the step from which it resumes, and in
 `procsv/ends` every end that no event file has yet. A resumed training voids what was recorded from
 its step on: a graph session writes a START record, and the files of an eager program or a fit are
-cut back when its state is restored. This also voids marks at these steps, and the next attempt
+cut back when the state is restored. This also voids marks at these steps, and the next attempt
 repeats their text.
 
 The controllers of graph sessions use this, and so does the code that follows the files of
