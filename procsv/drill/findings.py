@@ -1,6 +1,6 @@
 """Judge a drill: what each fault cost, and whether the program survived. Pure.
 
-Used by `procsv drill`. runner.py reads the results that are compared here. What a fault cost comes
+Used by `procsv drill`. runner.py collects the results that are judged here. What a fault cost comes
 from the account of the run.
 """
 
@@ -28,9 +28,9 @@ class Blow(msgspec.Struct, frozen=True):
     fault: str
     what: str
     step: int
-    task: str  # whose process it targeted; for other faults, the task whose state is saved
+    task: str  # the task that it targeted; if it targeted none, the task whose state is saved
     incarnation: int
-    ended_trainer: bool  # whether it ended that task's process
+    ended_trainer: bool  # whether it ended the process of that task
     lost_steps: int
     down_s: float  # from the death to the end of the first new step
     source: str  # what the next attempt resumed from: memory, checkpoint, fresh, alive, chief
@@ -49,8 +49,8 @@ def find_blows(
 ) -> tuple[list[Blow], list[str]]:
     """Return the faults that happened, in order, and the texts of the faults that did not.
 
-    `tasks`: the accounts of several tasks, the run's own first. The cost of a fault for one of them
-    is in its own account.
+    `tasks`: task -> its account, if there are several; first the task whose state is saved. What a
+    fault for a task cost is in that task's account.
     """
     texts = {str(fault): fault for fault in faults}
     happened = [
@@ -148,8 +148,8 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
 
 
 def _with_session(blow: Blow, since_s: float, account: Account, chief: str) -> Blow:
-    """Add what the loss of a server cost the chief: a session, or a new start if it cannot make
-    one.
+    """Add what the loss of a server cost the chief, which must rebuild its session, or restart if
+    it cannot.
     """
     for later in account.remarks:
         entry, is_its_own = later.entry, later.time >= since_s and later.role == chief
@@ -159,7 +159,7 @@ def _with_session(blow: Blow, since_s: float, account: Account, chief: str) -> B
     return blow
 
 
-# Tags about the machine, written every few seconds: processes that live shorter than that may write none.
+# Tags that are written every few seconds: a process that lives only that long may write none.
 TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
     "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
@@ -210,14 +210,14 @@ class Findings(msgspec.Struct):
 
     @property
     def varies_by_itself(self) -> bool:
-        """Whether its tasks train asynchronously, so that no two trainings are alike and there is
-        nothing to compare.
+        """Whether the program has several tasks and ends differently even without faults: its tasks
+        train asynchronously, so there is nothing to compare.
         """
         return bool(self.baseline.tasks) and self.variables == "different" and self.is_deterministic is False
 
     @property
     def is_open(self) -> bool:
-        """It survived, but the variables' difference may or may not be the program's own noise."""
+        """Whether the only problem is that the variables differ, which may be the program's own noise."""
         return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
 
     @property
@@ -233,9 +233,7 @@ class Findings(msgspec.Struct):
 
 
 def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
-    """Return the tags that only the training without faults wrote, except tags written by the
-    clock.
-    """
+    """Return the tags that only the training without faults wrote, except TIMED_TAGS."""
     return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
@@ -272,8 +270,8 @@ def _exits(trial: Trial) -> str:
 
 
 def _fresh_starts(trial: Trial) -> list[str]:
-    """Report starts from nothing after progress. The variables do not show them: each training
-    begins that way.
+    """Report restarts from the beginning after progress. The final variables do not show them,
+    because a training from the beginning ends with the same variables.
     """
     starts, reached = list[tuple[int, int]](), 0
     for one in trial.account.incarnations:
@@ -295,8 +293,8 @@ def _fresh_starts(trial: Trial) -> list[str]:
 
 
 def _other_end(found: Findings) -> list[str]:
-    """Report a last step that differs from the training without faults, unless that varies by
-    itself.
+    """Report a last step that differs from the training without faults, unless it varies even
+    without faults.
     """
     step, wanted = found.drilled.account.last_step, found.baseline.account.last_step
     if step == wanted or (found.again is not None and found.again.account.last_step != wanted):

@@ -136,7 +136,7 @@ class _Processes:
                     self._hold_process(child.pid, _role(child.cmdline()))
 
     def notify(self, everybody: bool) -> None:
-        """Send SIGCONT, which wakes a stopped process, and SIGTERM."""
+        """Send SIGCONT, which continues a stopped process, and SIGTERM."""
         for pid, (pidfd, _) in list(self._members.items()):
             if everybody or pid == self._run.pid:
                 for number in (signal.SIGCONT, signal.SIGTERM):

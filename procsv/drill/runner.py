@@ -82,7 +82,7 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
 
 # -- training ----------------------------------------------------------------------------------------------------
 def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
-    """Run `procsv launch` until it says that there is nothing more to do."""
+    """Run `procsv launch` until the training is complete, or has failed."""
     logdir = course.directory / name
     course.directory.mkdir(parents=True, exist_ok=True)
     options = list(course.options)
@@ -107,13 +107,13 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE and not _is_stopped(logdir):
-            break  # done, or failed for good; a watchdog that was killed or preempted is launched again
+            break  # complete, or failed; a launch that was killed or preempted is repeated
     story = _story(logdir, output)
     return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
 
 
 def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
-    """Return the exit code; negative if a signal killed it."""
+    """Run one launch to its end; return its exit code, negative if a signal killed it."""
     step = -1
 
     def look() -> None:
@@ -129,7 +129,7 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
             select.select([child.pidfd], [], [], LOOK_S)
             look()
     except BaseException:
-        child.signal(signal.SIGTERM)  # it saves and ends; a second Ctrl-C reaches it through the terminal
+        child.signal(signal.SIGTERM)  # the launch saves and ends; a second Ctrl-C reaches it through the terminal
         select.select([child.pidfd], [], [])
         raise
     finally:
@@ -178,8 +178,8 @@ def _continuity(first: str, second: str) -> dict[str, Any]:
 
 
 def _ask_tool(module: str, *args: str) -> dict[str, Any]:
-    """Run one of the services' tools in a process of its own and return its answer; {} if it has
-    none.
+    """Run one of the services' tools in a process of its own and return its answer; {} if the tool
+    has none.
     """
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -206,14 +206,15 @@ _SPREAD: tuple[tuple[float, PlannedFault], ...] = (
     (0.75, PlannedFault("trainer", "stop", 2.0)),
     (0.85, PlannedFault("watchdog", "kill")),
 )
-# With several tasks, also one fault per kind of task; "trainer" above is then the task whose state is saved.
+# With several tasks, one fault for each kind of task is added; "trainer" above is then the task whose state is saved.
 _OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
 
 
 def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
     """Return a plan for a training of that many global steps; UserError if they are too few.
 
-    `tasks`: their names, the task whose state is saved first; none means a single trainer.
+    `tasks`: the names of the tasks, beginning with the one whose state is saved; empty for a single
+    trainer.
     """
     _check_length(steps)
     spread = list(_SPREAD)

@@ -1,8 +1,8 @@
 """Represent faults as plain data: action, target and time.
 
-plan_parser.py parses them from text. The watchdog carries them out, or the trainer where the step
-decides. Each fault is journaled (`fault`) before it happens, so that a fault that must happen once
-happens once, even if a process is killed and restarted.
+plan_parser.py parses them from text. The trainer carries out the faults that it must do to itself at
+a step (`executor`), and the watchdog all others. Each fault is journaled (`fault`) before it happens,
+so that it does not happen again if a process is killed and restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FaultKind(msgspec.Struct, frozen=True):
 
     targets: tuple[str, ...]
     argument: Literal["", "code", "seconds", "grace", "how"] = ""
-    at_boundary: bool = False  # at a step, the trainer does it to itself: a watchdog would notice the step too late
+    at_boundary: bool = False  # if due at a step, the trainer does it to itself: a watchdog would see the step too late
 
 
 ACTIONS: dict[str, FaultKind] = {
@@ -71,7 +71,7 @@ class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
     It happens `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s`
-    (with `is_random`, the mean of exponential intervals). `times` 0: repeated without end.
+    (with `is_random`, at exponentially distributed intervals with that mean). `times` 0: without end.
     """
 
     target: str  # a task, a service, watchdog or logdir
@@ -92,7 +92,7 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
     @property
     def executor(self) -> TaskId:
-        """The process that carries it out: the trainer or the watchdog."""
+        """The process that carries out the fault: the trainer or the watchdog."""
         is_own = self.target == str(TRAINER) and self.by_step and ACTIONS[self.action].at_boundary
         return TRAINER if is_own else WATCHDOG
 
@@ -171,9 +171,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
-    """Adapt the plan to a run with these tasks; none means a single trainer.
+    """Adapt the plan to a run with these tasks; empty for a run of a single trainer.
 
-    A fault for the trainer goes to the task whose state is saved.
+    A fault for the trainer goes to the task whose state is saved, the first of `tasks`.
     """
     names = [str(task) for task in tasks] or [str(TRAINER)]
     faults = tuple(_aim(fault, names[0]) for fault in plan.faults)
@@ -200,7 +200,7 @@ def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:
 
 
 def find_fault(journal: Iterable[Line], task: TaskId, incarnation: int, exit: Exit) -> str:
-    """Return the journaled fault that ended this process in this way; "" if none did."""
+    """Return the journaled fault of this process that explains its `exit`; "" if there is none."""
     last = ""
     for line in journal:
         if isinstance(line.entry, entries.Fault) and (line.role, line.incarnation) == (str(task), incarnation):

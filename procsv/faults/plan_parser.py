@@ -38,8 +38,8 @@ _EXAMPLE = "for example 'kill trainer at step 50'"
 def make_plan(
     path: str | None, texts: tuple[str, ...], preempt_every_s: float | None, preempt_grace_s: float, seed: int
 ) -> Plan:
-    """Combine all sources into one plan; UserError says what cannot be parsed. A seed in the file
-    overrides `seed`.
+    """Combine all sources into one plan; UserError says what cannot be parsed. A seed in the file,
+    except 0, overrides `seed`.
     """
     plan = _read_plan(path) if path is not None else Plan()
     faults = [*plan.faults, *(parse_fault(text) for text in texts)]

@@ -8,7 +8,7 @@ imports what a run needs only then.
         run.assert_completed(timeout=300)
         assert run.lost_steps() <= 20
 
-A failed test shows what its runs printed and their last events. `procsv_timeout` in pytest's
+A failed test shows what its runs printed, and their last events. `procsv_timeout` in pytest's
 configuration limits how long a test waits for any single event.
 """
 
@@ -24,7 +24,7 @@ import pytest
 if TYPE_CHECKING:
     from procsv.testing.run import Run
 
-__all__ = ["Launch", "procsv_launch"]  # pytest finds its hooks by dir(), which therefore lists them, too
+__all__ = ["Launch", "procsv_launch"]  # pytest finds its hooks by dir(), so they need not be listed here
 
 
 class Launch:
@@ -34,9 +34,9 @@ class Launch:
         """The fixture calls this.
 
         Args:
-            logdir: Where runs go that are given no other.
-            timeout: How long news may take, as people write durations.
-            python_path: Where the program's modules lie.
+            logdir: The logdir of a run that is given no other.
+            timeout: The longest wait for any single event, such as `90s`; "" for the default.
+            python_path: Directories with the program's modules.
         """
         self._logdir, self._timeout, self._python_path = logdir, timeout, python_path
         self.runs: list[Run] = []
@@ -60,8 +60,8 @@ class Launch:
             faults: Lines as `--fault` takes them.
             plan: A TOML file of faults.
             options: Further options of `procsv launch`.
-            logdir: By default a directory of the test's own.  The same one again resumes there; a run that is complete
-                needs `options=["--resume"]` for that.
+            logdir: By default a directory of the test's own.  A second launch in the same logdir resumes the run; if
+                the run is complete, that needs `options=["--resume"]`.
             cwd: By default the test's own.  Modules are found there, in pytest's `pythonpath`, and among what is installed.
             **env: Added to the environment.
         """

@@ -1,8 +1,8 @@
 """Control a run of `procsv launch` in a test.
 
 The processes are real, and are observed through the files that a user has. Used by the plugin's
-fixture, and by procsv's own tests. Every wait is for an event in the journal, never for time, and
-has a deadline. A wait that expires fails with the journal and the program's output.
+fixture, and by procsv's own tests. Every wait is for something that the run does, never just for
+time to pass, and has a deadline. A wait that expires fails with the journal in its message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from procsv.report.reading import read_story
 NEWS_S_MAX = 90.0  # longest wait for a single event on a busy machine; PROCSV_TEST_DEADLINE overrides it
 LOOK_S = 0.02
 AGAIN_S = 0.3
-END_S_MAX = 20.0  # how long a run may take to end at once before it is killed
+END_S_MAX = 20.0  # how long a run may take to end after Ctrl-C before it is killed
 ANSWER_S_MAX = 20.0  # how long to keep asking a live watchdog for its status
 SHOWN_CHARS = 3000  # how much output the message of a failed wait shows
 SHOWN_LINES = 40  # how much output the report of a failed test shows
@@ -93,7 +93,7 @@ class Run:
         return status
 
     def step(self) -> int:
-        """Return the global step that run.json has; -1 if there is none yet."""
+        """Return the global step in run.json; -1 if there is none yet."""
         run = read_run(find_paths(self.logdir).run_json)
         return run.step if run is not None else -1
 
@@ -102,7 +102,7 @@ class Run:
         return read_story(self.logdir, SystemClock()).account
 
     def lost_steps(self) -> int:
-        """Return how many steps had to be done again, over all crashes."""
+        """Return how many steps had to be redone, after all crashes together."""
         return self.account().lost_steps
 
     def pid(self, role: str) -> int:
@@ -211,7 +211,7 @@ class Run:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program under test: no GPU, and unbuffered output."""
+    """Return the environment of a program under test: ours and `more`, no GPU, unbuffered output."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **quiet, **more}
 
