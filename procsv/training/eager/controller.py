@@ -116,7 +116,7 @@ class EagerController:
         if training is not None and self.keeps_state:
             training.wait_asked(training.final_save_s())
         self.end_training()
-        if self.runtime.observer is not None:  # its run must not be recorded as complete
+        if self.runtime.observer is not None:  # the observer must not record this run as complete
             self.runtime.record_failure(KeyboardInterrupt())
         self.leave_run()
 
@@ -135,7 +135,7 @@ class EagerController:
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
-        """Return the newest state on disk, for a program that restores by itself, or FRESH."""
+        """Return the newest state on disk, or FRESH, for a program that restores by itself."""
         self.enter_run()
         if self._found is None:
             answer = ask_newest(self.runtime, durable_only=True)

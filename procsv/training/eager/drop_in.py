@@ -37,7 +37,7 @@ from procsv.training.snapshots.boundary import Boundary
 
 theirs: Any = tf.train.CheckpointManager
 PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
-LEGACY = "tf_keras"  # its BackupAndRestore has a manager of its own, and deletes the directory
+LEGACY = "tf_keras"  # left alone: its BackupAndRestore has a manager of its own, and deletes the directory
 
 _supervised: list[Any] = []  # the manager that is supervised, or was last
 _favourite: list[Any] = []  # the manager that the program last asked for checkpoints
@@ -198,7 +198,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             # The steps before the first save belong to this attempt.
             training.first_step = max(training.origin.step, 0)
             self._count_steps(training.habit.restores)
-        self.step()  # before the save: what follows it is the next step
+        self.step()  # first, so that the program's work after this save belongs to the next step
         path = super().save(checkpoint_number, check_interval, options, **more)
         runtime = self._controller.runtime
         runtime.heartbeat.enter_phase(Phase.PROGRAM)
@@ -253,7 +253,7 @@ def after_saves(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """Wrap `read`, which restores the checkpoint in argument `at`, to note its directory."""
+    """Wrap `read`, which restores the checkpoint at the path in argument `at`, to note where."""
     later = after_saves(read)
 
     @functools.wraps(read)

@@ -43,7 +43,7 @@ class EventFiles:
         self._cut: set[Path] = set()  # directories whose files have been cut back
 
     def read_sizes(self) -> Sizes:
-        """Flush the event files, and return their lengths: all of it belongs to the current state.
+        """Flush the event files, and return their lengths at the current state.
 
         Called on the training thread, at each capture.
         """

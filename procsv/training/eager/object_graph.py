@@ -47,7 +47,7 @@ class PerReplica(msgspec.Struct, frozen=True):
     key: str
     dtype: str
     first: int  # number of the first replica in `variables`
-    variables: tuple[Any, ...]  # one for each replica
+    variables: tuple[Any, ...]  # one for each replica from `first` on
     numbers: range  # of their values, after all tracked values
     like: int | None  # number of the saved value, the first replica's; None if TensorFlow saves a combination
 

@@ -99,7 +99,7 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
 
 
 def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
-    """Return the save ops above the save tensor, and whether they write shards."""
+    """Return the save ops that the save tensor depends on, and whether they write shards."""
     ops = closure([graph.as_graph_element(saver_def.save_tensor_name).op], _sources_of_saving)
     found = [op for op in ops if op.type == SAVE_OP]
     if not found:

@@ -85,7 +85,7 @@ class FarServer:
 
 
 def server_of(tensor: Any) -> str:
-    """Return the CPU device of the server that makes `tensor`, or "" if no server does."""
+    """Return the CPU device of the server that computes `tensor`, or "" if no server does."""
     place = tf.DeviceSpec.from_string(tensor.op.device or "")
     if place.job != PS:
         return ""

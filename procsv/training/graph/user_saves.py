@@ -30,14 +30,14 @@ tf1 = tf.compat.v1
 
 
 class UserSaves:
-    """Saves of one Saver into the directory of `save_path`."""
+    """Coordinates the saves of one Saver into the directory of `save_path`."""
 
     def __init__(self, saver: Any, save_path: str, runtime: Runtime) -> None:
         self._saver, self._directory, self._runtime = saver, _directory_of(save_path), runtime
         self._own: frozenset[str] = frozenset()  # this Saver's checkpoints, in addition to its own list
         self._save = saver.save
         self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` calls `self.save`
-        self._lock, self._holder = threading.Lock(), 0  # the thread that saves now
+        self._lock, self._holder = threading.Lock(), 0  # _holder: the thread that saves now, by its id; 0: none
 
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
         """Save as Saver.save does, one save at a time."""
@@ -92,7 +92,10 @@ class UserSaves:
         return [path for path in listed if path not in known]
 
     def _listed(self) -> list[str] | None:
-        """Return what the `checkpoint` file lists and is still there; None without the file."""
+        """Return the checkpoints that the `checkpoint` file lists and that still exist.
+
+        Return None if there is no such file.
+        """
         state = tf1.train.get_checkpoint_state(self._directory, STATE_FILE)
         if state is None:
             return None

@@ -281,7 +281,7 @@ class LoggedFiles:
         self._emptied = []
 
     def remove_repeated(self, saved: Sequence[tuple[str, Any]], lost_pids: Callable[[], set[int]]) -> None:
-        """Remove the event files that were begun after the state. The resumed fit writes their
+        """Remove the event files that were begun after the snapshot. The resumed fit writes their
         points and model again.
 
         Call it before `put_back_files`. `saved` holds the states to be restored. `lost_pids`

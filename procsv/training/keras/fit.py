@@ -227,7 +227,7 @@ class Fit:
         evaluation.follow_data()
         self._progress.position.is_done = True
         if self.model.stop_training:
-            return  # the state before the stop request counts: see `_end_step`
+            return  # the fit resumes from the state before the stop request: see `_end_step`
         evaluation.begin_evaluation(self._make_source(), self._read_place())
         if self._runtime.stops.reason is not None:
             self._stop()
@@ -253,8 +253,8 @@ class Fit:
         """End a step, without ever saving a stop request as state.
 
         If the program or a callback stops the fit at this step, do not save the step: after a
-        restart it decides again, from the state before the step. If the fit is stopped because the
-        run ends, that will not happen again, so save the step, but not the stop request.
+        restart it decides again, from the state before the step. If it stops the fit because the
+        run ends, the next attempt will not stop here, so save the step, but not the stop request.
         """
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"
@@ -275,8 +275,8 @@ class Fit:
     def _is_run_ending(self) -> bool:
         """Return whether the run is ending.
 
-        A program that handles signals itself learns of one a moment before procsv does, so wait
-        that long.
+        A program that handles signals itself learns of a signal a moment before procsv does, so
+        wait for that moment.
         """
         runtime, pause = self._runtime, threading.Event()
         if handles_itself(runtime.connection.start.settings.notice_signals):

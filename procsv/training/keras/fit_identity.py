@@ -3,8 +3,8 @@
 After a crash a program may reach its fits in another order: it skips the folds that it has done, or
 reads how many epochs it has trained. So a number alone never identifies a fit. Its identity is its
 make-up (layers, optimizer, loss, metrics, epochs, callbacks), its starting point (weights, data),
-and the attributes and the code of the program's own classes in all these. `decide` compares that
-identity with the newest state. It is pure. When it is in doubt, it has the fit trained.
+and the attributes and the code of the program's own classes in all these. `decide`, which is pure,
+compares this identity with the newest state. When in doubt, it has the fit trained.
 """
 
 from __future__ import annotations

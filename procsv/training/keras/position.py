@@ -2,13 +2,13 @@
 
 The position says which iterators were made, and what was taken from each. A resumed fit makes as
 many iterators as there were, because each one advances the seed of a shuffle. From the last one it
-takes what had been taken. With `data="iterator"` the last iterator is restored from TensorFlow's
-own saved state instead.
+takes as many batches as had been taken. With `data="iterator"` the last iterator is restored from
+TensorFlow's own saved state instead.
 
 An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random`
 when an epoch begins, and random layers in `dataset.map` count in variables. So that state is saved
-when an iterator begins, and restored before its batches are taken once more. For a PyDataset that
-shuffles in `on_epoch_end`, those calls are made again.
+when an iterator begins, and restored before its batches are taken once more. If a PyDataset
+shuffles in its epoch hooks, a resumed fit calls them as often as they had been called.
 
 Several fits may use the same data. A fit that had ended is not trained again, but its data are
 still moved to where it had left them, so that the next fit on these data continues there.

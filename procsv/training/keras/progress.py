@@ -101,7 +101,7 @@ class Series:
         self.ended: list[str] = []  # keys of the fits that have ended, in earlier attempts too
         self.has_removed = False  # the end of a fit was removed, to make room
         self._open: FitKind | None = None  # what kind of fit the newest is, until it has ended
-        self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
+        self._begun: dict[str, int] = {}  # by the key of a fit's start: how many have begun so, the newest last
 
     def begin_fit(self, kind: FitKind | None) -> None:
         """Begin a fit. `kind` is None if the program never calls it again after an exception."""
@@ -243,7 +243,7 @@ class FitProgress:
 
     # -- a snapshot ------------------------------------------------------------------------------------------
     def read_place(self, names: dict[str, list[str]] | None) -> Plain:
-        """Return all progress as plain values. `names`: the variables', if the fit is over."""
+        """Return all progress as plain values. `names`: `name_variables()`, if the fit is over."""
         if self.evaluation.place is not None:
             return self.evaluation.place
         position = self.position.read_position()
@@ -295,7 +295,10 @@ class FitProgress:
         self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
 
     def put_back_progress(self, place: Plain) -> None:
-        """Restore the progress, after the variables and Keras' resets at the epoch's beginning."""
+        """Restore the progress.
+
+        Call it after restoring the variables, and after Keras' resets at the start of an epoch.
+        """
         is_over = place["over"]
         self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))
         write_callbacks(self._callbacks, place["callbacks"], is_over)

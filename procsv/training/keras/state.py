@@ -170,9 +170,9 @@ class FitState(EagerState):
         return bool(self._of_step)
 
     def track_step(self, is_traced: bool = True) -> None:
-        """Track the variables that the traced step writes to and that neither the model nor its optimizer has.
+        """Track further variables of the traced step, such as a loss's or another optimizer's.
 
-        They belong to a loss or to another optimizer, for example.
+        The step writes to them, or may count in them, and neither model nor optimizer has them.
         """
         self._of_step = []
         self.track_variables()
@@ -254,7 +254,10 @@ class FitState(EagerState):
 
 
 def _counted_in(graph: Any, known: set[int]) -> list[Any]:
-    """Return the variables of a traced step, in the order of their use, that it writes to or that may be counters."""
+    """Return the variables that a traced step writes to, or that may be counters, in order of use.
+
+    Variables whose handles have their id in `known` are left out.
+    """
     order = {id(outer): number for number, (outer, _) in enumerate(graph.captures)}
     new = order.keys() - known
     others = [one for one in graph.variables if id(one.handle) in new]

@@ -308,7 +308,7 @@ class MonitoredController(SessionController):
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     def last_due(self, step: int, every: int | None) -> int:
-        """Returns the last step up to `step` at which a save was due, if one is due each `every`.
+        """Returns the last step up to `step` at which a save was due; one is due per `every` steps.
 
         The session may have resumed at `step` from a snapshot between two saves.
         """

@@ -236,7 +236,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
 
 
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
-    """A chief's MonitoredSession that does not recover from errors, and has `raw_session()`.
+    """A chief's session that does not recover from lost connections, and has `raw_session()`.
 
     It extends `tf.compat.v1.train.SingularMonitoredSession`.  It takes the same keyword-only
     arguments as MonitoredSession.

@@ -89,7 +89,7 @@ class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
 
 
 class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
-    """A WorkerSessionCreator that checks for its chief often at first, for all `max_wait_secs`."""
+    """A WorkerSessionCreator that checks often at first and gives up only after `max_wait_secs`."""
 
     def __init__(
         self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60
