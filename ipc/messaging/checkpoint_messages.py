@@ -238,7 +238,7 @@ class FilePlaced(Message, frozen=True):
 
 
 class PlaceFile(Message, frozen=True):
-    """Asks to put the file in `parcel`, in shared memory, where the parcel says that it belongs.
+    """Asks to put the file in `parcel`, a file in shared memory, into the place that the parcel names.
 
     A service that starts finds left-over parcels without being asked.
     """

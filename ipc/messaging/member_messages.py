@@ -29,7 +29,7 @@ class LaunchLock(msgspec.Struct, frozen=True):
     """
 
     directory: str  # boot, device and inode: the same for every container on that system
-    taken_s: float  # Unix time, as a container may have its own monotonic clock; misleading if the clock was set back
+    taken_s: float  # Unix time, as a container may have its own monotonic clock; useless if the clock was set back
 
     def follows(self, other: LaunchLock | None) -> bool:
         """Whether the holder of `other` is dead."""
@@ -74,7 +74,7 @@ class Refused(Message, frozen=True):
 
 
 class BeginAnew(Message, frozen=True):
-    """Tells a member that the previous run does not go on, and why; the member ends its part of it and joins anew."""
+    """Tells a member that its previous run does not go on, and why; the member ends its task and restarts."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -158,7 +158,7 @@ class SnapshotOffered(Message, frozen=True):
 
 
 class AskSnapshot(Message, frozen=True):
-    """Asks for the chief's newest snapshot, once its sequence exceeds `after`.  The coordinator forwards it."""
+    """Asks for the chief's newest snapshot once its sequence exceeds `after`.  The coordinator forwards the question."""
 
     contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
 
@@ -214,7 +214,7 @@ class KillTask(Message, frozen=True):
 
 
 class ClearTask(Message, frozen=True):
-    """Orders to end all processes that a dead task has left.  TaskCleared follows once none is left."""
+    """Orders to end all processes that a dead task has left behind.  TaskCleared follows once none is left."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -223,7 +223,7 @@ class ClearTask(Message, frozen=True):
 
 
 class TellTask(Message, frozen=True):
-    """Carries a message to that attempt of the task, which looks as if its own watchdog sent it."""
+    """Carries a message to that attempt of the task, which receives it as if from its own watchdog."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -251,7 +251,7 @@ class EndMember(Message, frozen=True):
 
 
 class MoveMember(Message, frozen=True):
-    """Says that the run has ended because a machine was lost, and restarts now; this launch joins it with `task`."""
+    """Says that the run restarts now, because a machine was lost, and that this launch joins it with `task`."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -313,7 +313,7 @@ class TaskSaid(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Forwards a task's question to the checkpoint service, which state to start from.  TellState follows.
+    """Forwards a task's question to the checkpoint service: from which state to start.  TellState follows.
 
     `durable_only`: a state on disk; otherwise a state in memory is offered, too (StateOffer).
     """

@@ -16,7 +16,7 @@ from procsv.ipc.messaging.message import COMMAND_LINE, PROGRAM, SERVICE, STATE_S
 
 # -- watchdog -> services -------------------------------------------------------------------------------------
 class FlushDone(Message, frozen=True):
-    """Says that everything of the trainer that could be saved is saved.
+    """Says that everything that could be saved has been saved.
 
     `error` is not "" if the newest state could not be made durable.
     """
@@ -99,7 +99,7 @@ class LogdirAdopted(Message, frozen=True):
 
 
 class AdoptLogdir(Message, frozen=True):
-    """Asks to make `logdir`, which the program has named, the run's logdir, because there was no --logdir."""
+    """Asks to make `logdir`, a directory that the program has named, the run's logdir."""
 
     contract = Contract(PROGRAM, WATCHDOG, (LogdirAdopted,))
 

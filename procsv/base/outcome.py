@@ -88,7 +88,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):
-    """How a trainer ended: `code` or `signal` (its name) is set, never both."""
+    """How a trainer ended.  `code` or `signal` (by name), never both."""
 
     code: int | None
     signal: str | None

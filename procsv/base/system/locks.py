@@ -263,7 +263,7 @@ class DirectoryLock:
         return is_alone
 
     def holders(self) -> list[int]:
-        """Returns the pids of the other holders, as far as we may inspect them.
+        """Returns the pids of the other holders; leaves out those that we may not inspect.
 
         A holder has a lock on a descriptor of the directory.  If the filesystem has no locks, every
         process with a descriptor counts.
