@@ -241,7 +241,7 @@ class _FitDigest(ContentDigest):
             self._add_file(os.fspath(value))
 
     def _add_file(self, name: str | bytes) -> None:
-        """If a text in the data is a path, add the file there: by content, or by size and time if there are many."""
+        """If a text in the data is a path, add the file: by content, or by size and time if there are many."""
         if not 1 < len(name) <= PATH_CHARS:
             return
         name = os.fsdecode(name)
@@ -386,10 +386,10 @@ class Recorded(msgspec.Struct, frozen=True):
 def has_ended(place: Plain, launch_s: float) -> bool:
     """Return whether the fit had ended when its state at `place` was saved.
 
-    By the value of `stop`: "" and "decided" mean yes: it reached its last epoch, or a callback
-    ended it. "run" means no: the run was ending. "asked" is an unexplained request, perhaps from a
-    signal or for lack of time. If the program went on after it in the same launch, the fit has
-    ended. A later launch trains on, and the program decides again whether to stop.
+    `stop` decides. "": yes, it reached its last epoch. "decided": yes, a callback ended it. "run":
+    no, the run was ending. "asked" is an unexplained request, perhaps after a signal or for lack of
+    time. It counts as the end until this launch is over. A later launch trains on, and the program
+    decides again whether to stop.
     """
     is_same_launch = launch_s > 0.0 and place["launch"] == launch_s
     return place["stop"] in ("", "decided") or (place["stop"] == "asked" and is_same_launch)

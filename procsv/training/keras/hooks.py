@@ -1,7 +1,8 @@
-"""Hook Keras' CallbackList for fits that have a BackupAndRestore of procsv.
+"""Hook Keras' CallbackList for the fits that procsv protects.
 
-Other fits pass the hooks unchanged. The hooks are installed when the first such callback is made,
-before its fit begins.
+They are the fits that have a BackupAndRestore of procsv, and under `--drop-in` others, too. For all
+other fits the hooks change nothing. They are installed when the first such callback is made, before
+its fit begins, or at once under `--drop-in`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def look_after_others(make_fit: MakeFit) -> None:
 
 
 def fit_of(model: Any) -> Any:
-    """Return the current Fit of `model`; None if there is none. Other threads may have fits of other models."""
+    """Return the current Fit of `model`; None if there is none."""
     return next((fit for fit, _ in reversed(_running) if fit.model is model), None)
 
 

@@ -4,8 +4,8 @@
     model.fit(..., callbacks=[best, procsv.keras.BackupAndRestore()])
 
 Keras itself makes the first save of a program, from which procsv learns the layout of the file. A
-later save costs a capture and, for a `.keras` archive, the model's configuration. A file is
-replaced whole or not at all.
+later save costs a capture and, for a `.keras` archive, the model's configuration. A file that
+procsv writes is replaced whole or not at all.
 """
 
 from __future__ import annotations
