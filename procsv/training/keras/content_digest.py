@@ -369,7 +369,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def is_time_of_process(value: float) -> bool:
-    """Return whether a number is a time since this process, or the standby it forked from, began."""
+    """Return whether a number is a time since this process began, or the standby it forked from."""
     return _BEGAN_S <= value <= time.time()  # noqa: TID251  no duration
 
 

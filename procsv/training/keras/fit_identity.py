@@ -241,7 +241,10 @@ class _FitDigest(ContentDigest):
             self._add_file(os.fspath(value))
 
     def _add_file(self, name: str | bytes) -> None:
-        """If a text in the data is a path, add the file: by content, or by size and time if there are many."""
+        """Add the file that a text in the data names, if any.
+
+        Its content counts, or its size and time if there are many files.
+        """
         if not 1 < len(name) <= PATH_CHARS:
             return
         name = os.fsdecode(name)
