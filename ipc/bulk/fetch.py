@@ -1,9 +1,9 @@
 """Fetch data that another machine offers, piece by piece; a snapshot goes into a slot on this one.
 
-A trainer calls `receive` to copy captures of servers on other machines into its own slot. A member's
-watchdog (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py) and a starting coordinator
-(coordinator.py) use `Fetch`, which fills a slot on a thread while the event loop runs on. If a fetch
-fails, `Fetch.error` says why, and nothing is lost.
+A trainer calls `receive` to copy captures of servers on other machines into its own slot. A
+member's watchdog (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py) and a
+starting coordinator (coordinator.py) use `Fetch`, which fills a slot on a thread while the event
+loop runs on. If a fetch fails, `Fetch.error` says why, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def receive(
 ) -> None:
     """Calls `write` with each piece until `transfer` is complete.
 
-    PeerError if the sender does not answer, or if the data is no longer wanted.  In any case, it tells
-    the sender at the end that the offer is no longer needed.
+    PeerError if the sender does not answer, or if the data is no longer wanted.  In any case, it
+    tells the sender at the end that the offer is no longer needed.
     """
     keys = KeyPair(offer.client_public, offer.client_secret)
     client = BulkClient(f"{host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES)

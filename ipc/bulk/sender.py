@@ -1,10 +1,10 @@
 """Send snapshots in this machine's memory to other machines, in a thread.
 
-The checkpoint service of a run on several machines creates a sender with its first offer; until then
-nothing listens.  A member that holds a copy for a starting coordinator uses one, too
+The checkpoint service of a run on several machines creates a sender with its first offer; until
+then nothing listens.  A member that holds a copy for a starting coordinator uses one, too
 (procsv/watchdog/machines/memory_copy/files.py).  The main thread calls `offer` and `close`.  The
-sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  If the process
-is killed, the kernel releases the locks, and the receiver gets no more answers.
+sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  If the
+process is killed, the kernel releases the locks, and the receiver gets no more answers.
 """
 
 from __future__ import annotations

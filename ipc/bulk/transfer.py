@@ -1,8 +1,8 @@
 """Track a snapshot's transfer from another machine: which pieces are missing, and which to request next.
 
-Used by fetch.py.  Pure.  The receiver requests each piece, so neither side holds more than a window of
-pieces, and a silent sender is noticed.  TCP loses nothing while a connection lasts, so the receiver
-repeats its requests only when no piece has arrived for a while.
+Used by fetch.py.  Pure.  The receiver requests each piece, so neither side holds more than a window
+of pieces, and a silent sender is noticed.  TCP loses nothing while a connection lasts, so the
+receiver repeats its requests only when no piece has arrived for a while.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Transfer:
         return pieces
 
     def pause_s(self, now_s: float, most_s: float) -> float:
-        """Returns how long to wait until the next request is due, if no piece arrives; at most `most_s`."""
+        """Returns how long to wait until the next request is due, if no piece arrives; at most
+        `most_s`.
+        """
         if self._bytes_per_s is None or self._next >= self.size or len(self._asked) >= WINDOW_PIECES:
             return most_s
         return min(most_s, max(0.0, (self._next - self._due_bytes(now_s)) / self._bytes_per_s))
@@ -68,7 +70,9 @@ class Transfer:
         return min(self.size, PIECE_BYTES + (now_s - self._began_s) * self._bytes_per_s)
 
     def came(self, offset: int, size: int, now_s: float) -> bool:
-        """Notes that a piece has arrived; returns False if it was not outstanding, and must be dropped."""
+        """Notes that a piece has arrived; returns False if it was not outstanding, and must be
+        dropped.
+        """
         piece = self._asked.get(offset)
         if piece is None or piece.size != size:
             return False

@@ -42,10 +42,10 @@ SavedKey = tuple[int, str, float]
 class Durable(Message, frozen=True):
     """Tells every peer that this state is on disk and verified, so it can be restored from now on.
 
-    `run`, `incarnation` and `sequence` name the snapshot.  Only the attempt that took it counts this
-    as the end of its own save (`is_of`).  `sequence` is 0 if the program saved the state itself.
-    `all_paths` lists the run's own checkpoints that are kept now, oldest first.  `time` distinguishes
-    saves.
+    `run`, `incarnation` and `sequence` name the snapshot.  Only the attempt that took it counts
+    this as the end of its own save (`is_of`).  `sequence` is 0 if the program saved the state
+    itself.  `all_paths` lists the run's own checkpoints that are kept now, oldest first.  `time`
+    distinguishes saves.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -141,12 +141,12 @@ class CheckpointPlan(Message, frozen=True):
 class RestoreFrom(Message, frozen=True):
     """Names the verified state to start from.
 
-    `source` memory: `path` is the slot file to map, which nobody will write again.  If the task is on
-    another machine, `offer` says how to fetch the slot, and that machine puts the path of the fetched
-    file in `path`.  `source` checkpoint: `path` is the prefix.  `source` fresh: there is no state, so
-    initialise.  If checkpoints exist and none is good, `error` is not "", and the trainer must fail
-    with that text instead of starting from step 0.  `sequence` is the highest known sequence number of
-    a snapshot; the trainer continues from there.
+    `source` memory: `path` is the slot file to map, which nobody will write again.  If the task is
+    on another machine, `offer` says how to fetch the slot, and that machine puts the path of the
+    fetched file in `path`.  `source` checkpoint: `path` is the prefix.  `source` fresh: there is no
+    state, so initialise.  If checkpoints exist and none is good, `error` is not "", and the trainer
+    must fail with that text instead of starting from step 0.  `sequence` is the highest known
+    sequence number of a snapshot; the trainer continues from there.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -238,7 +238,8 @@ class FilePlaced(Message, frozen=True):
 
 
 class PlaceFile(Message, frozen=True):
-    """Asks to put the file in `parcel`, a file in shared memory, into the place that the parcel names.
+    """Asks to put the file in `parcel`, a file in shared memory, into the place that the parcel
+    names.
 
     A service that starts finds left-over parcels without being asked.
     """

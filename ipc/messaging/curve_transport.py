@@ -89,7 +89,8 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
     def _why_dropped(self, message: Envelope) -> str:
         """Drops a message in another member's name.
 
-        A launch that does not know the run yet asks in the command line's name, with any member's key.
+        A launch that does not know the run yet asks in the command line's name, with any member's
+        key.
         """
         if message.task != COMMAND_LINE and str(message.task) != self._speaker:
             return f"{self._speaker} speaks as {message.task}"
@@ -152,8 +153,8 @@ def told_state_port() -> int:
 class RunKeys(msgspec.Struct, frozen=True):
     """The keys of a run.
 
-    If the launches have a secret, all in one start of a job derive the same keys from it, so they need
-    not exchange any.
+    If the launches have a secret, all in one start of a job derive the same keys from it, so they
+    need not exchange any.
     """
 
     coordinator: KeyPair
@@ -183,8 +184,9 @@ def member_keys(members: str, number: int) -> KeyPair:
 def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
     """Derives the keys of a run by HKDF with SHA-256 (RFC 5869).
 
-    `scheduler`: the identity of this start of the job, which all its launches know; it gives each start
-    its own keys.  Any 32 bytes are a valid X25519 key, because the curve's functions clamp their input.
+    `scheduler`: the identity of this start of the job, which all its launches know; it gives each
+    start its own keys.  Any 32 bytes are a valid X25519 key, because the curve's functions clamp
+    their input.
     """
     key = hmac.digest(SALT, secret, hashlib.sha256)
     return RunKeys(

@@ -1,8 +1,8 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
 The sender numbers its *reliable* messages on each connection (`seq`; any other message has 0).  A
-message that answers or acknowledges another names that one's number (`re`).  A reliable message stays
-in its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
+message that answers or acknowledges another names that one's number (`re`).  A reliable message
+stays in its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
 acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends never block.
 
 zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
@@ -307,7 +307,9 @@ class ServerEndpoint(Endpoint):
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the peers of `task` up to that incarnation, which are dead, with their unacknowledged messages."""
+        """Drops the peers of `task` up to that incarnation, which are dead, with their
+        unacknowledged messages.
+        """
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
@@ -382,8 +384,8 @@ class ClientEndpoint(Endpoint):
         """Sends due messages again.
 
         After a new connection it sends nothing and returns True, because the caller must first send
-        Hello and its plans.  The caller then calls again at once, and that call resends what was not
-        acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in between.
+        Hello and its plans.  The caller then calls again at once, and that call resends what was
+        not acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in between.
         """
         made = self._new_connections()
         if made:

@@ -70,8 +70,8 @@ class FdChannel(Generic[Message]):
     def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
         """Returns the next message and its files, which children do not inherit; None if none has arrived.
 
-        EOFError if nothing more will come, or the data is not a message.  OSError if this process has no
-        descriptors left.
+        EOFError if nothing more will come, or the data is not a message.  OSError if this process
+        has no descriptors left.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)
         room = socket.CMSG_LEN(FILES_MAX * array.array("i").itemsize)

@@ -15,7 +15,8 @@ from procsv.base.identity import TaskId
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also answers ImportMore.
 
-    `no_fork`: why the standby cannot be forked, so that it must itself become the trainer; "" if it can.
+    `no_fork`: why the standby cannot be forked, so that it must itself become the trainer; "" if it
+    can.
     """
 
     modules: int
@@ -50,7 +51,8 @@ class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.  Answers BecomeTrainer.
+    """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.  Answers
+    BecomeTrainer.
 
     `why`: a file that it imported has changed since, or its working directory was deleted.
     """

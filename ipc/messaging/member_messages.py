@@ -74,7 +74,9 @@ class Refused(Message, frozen=True):
 
 
 class BeginAnew(Message, frozen=True):
-    """Tells a member that its previous run does not go on, and why; the member ends its task and restarts."""
+    """Tells a member that its previous run does not go on, and why; the member ends its task and
+    restarts.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -158,7 +160,9 @@ class SnapshotOffered(Message, frozen=True):
 
 
 class AskSnapshot(Message, frozen=True):
-    """Asks for the chief's newest snapshot once its sequence exceeds `after`.  The coordinator forwards the question."""
+    """Asks for the chief's newest snapshot once its sequence exceeds `after`.  The coordinator
+    forwards the question.
+    """
 
     contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
 
@@ -214,7 +218,9 @@ class KillTask(Message, frozen=True):
 
 
 class ClearTask(Message, frozen=True):
-    """Orders to end all processes that a dead task has left behind.  TaskCleared follows once none is left."""
+    """Orders to end all processes that a dead task has left behind.  TaskCleared follows once none
+    is left.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -251,7 +257,9 @@ class EndMember(Message, frozen=True):
 
 
 class MoveMember(Message, frozen=True):
-    """Says that the run restarts now, because a machine was lost, and that this launch joins it with `task`."""
+    """Says that the run restarts now, because a machine was lost, and that this launch joins it
+    with `task`.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -313,7 +321,8 @@ class TaskSaid(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Forwards a task's question to the checkpoint service: from which state to start.  TellState follows.
+    """Forwards a task's question to the checkpoint service: from which state to start.  TellState
+    follows.
 
     `durable_only`: a state on disk; otherwise a state in memory is offered, too (StateOffer).
     """

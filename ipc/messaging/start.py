@@ -1,7 +1,8 @@
 """Pass a new process its configuration in its environment, and build the argv that people see.
 
-The watchdog, or a program that starts its own watchdog, writes the configuration there.  The started
-process reads it once and removes it from its environment before any of the user's code runs.
+The watchdog, or a program that starts its own watchdog, writes the configuration there.  The
+started process reads it once and removes it from its environment before any of the user's code
+runs.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def shown_task(self) -> str:
-        """The task as `ps` shows it, padded so that a standby can overwrite its argv in place (standby.py)."""
+        """The task as `ps` shows it, padded so that a standby can overwrite its argv in place
+        (standby.py).
+        """
         return str(self.task).ljust(TASK_CHARS if self.cluster else 0)
 
     @property

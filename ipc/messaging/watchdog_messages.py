@@ -69,8 +69,8 @@ class FirstStepDone(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Says that the program has recorded its imports so far (paths.loaded).
 
-    Sent at the program's first contact with the run, and again after its first step.  A standby can be
-    made from now on; one that already waits imports the rest.
+    Sent at the program's first contact with the run, and again after its first step.  A standby can
+    be made from now on; one that already waits imports the rest.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)
@@ -110,8 +110,8 @@ class AdoptLogdir(Message, frozen=True):
 class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.
 
-    A SIGTERM has the same meaning.  A program without a session has no boundary and nothing to save; if
-    the run ends, the program is interrupted as by Ctrl-C.
+    A SIGTERM has the same meaning.  A program without a session has no boundary and nothing to
+    save; if the run ends, the program is interrupted as by Ctrl-C.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)

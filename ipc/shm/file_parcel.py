@@ -1,9 +1,9 @@
 """Assemble files in shared memory, and put them in place from there.
 
 The trainer writes a file parcel (`ParcelWriter`), and the checkpoint service puts its file in place
-(`place_parcel`).  A parcel gets its name only when it is whole.  It records where its file belongs, and
-outlives the trainer that made it.  If the service dies before the file is in place, its successor
-places the file.
+(`place_parcel`).  A parcel gets its name only when it is whole.  It records where its file belongs,
+and outlives the trainer that made it.  If the service dies before the file is in place, its
+successor places the file.
 
     0       the contents, which become the whole file, or one member of a zip archive
     size    the order (msgpack of FileOrder), its length and the magic
@@ -68,8 +68,8 @@ class ParcelWriter:
     def publish_parcel(self, order: FileOrder) -> Path:
         """Gives the parcel its name.
 
-        A kill before that leaves a draft, which the next trainer sweeps.  It resumes an older state, so
-        it makes the file again.
+        A kill before that leaves a draft, which the next trainer sweeps.  It resumes an older
+        state, so it makes the file again.
         """
         tail = encode_msgpack(order)
         self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))

@@ -63,9 +63,9 @@ class Snapshots(msgspec.Struct, frozen=True):
     """How a trainer spaces its snapshots, and what they cost.
 
     `stall_s` is the time that a snapshot takes on the training thread.  Its cost is the stall plus
-    what copying it in the background takes from training.  The means are weighted towards the newest
-    snapshots.  `apart_s` is the time from a capture until the next is due.  It is shorter than the
-    interval if each interval must end with a copy on another machine.
+    what copying it in the background takes from training.  The means are weighted towards the
+    newest snapshots.  `apart_s` is the time from a capture until the next is due.  It is shorter
+    than the interval if each interval must end with a copy on another machine.
     """
 
     spacing: Spacing = Spacing.NONE
@@ -115,9 +115,9 @@ class Snapshots(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True):
     """One beat of a process.
 
-    `moved`: how far a service's running jobs have come, or how many steps a task has made.  0 if the
-    service has no running job, or none that can show progress.  `in_step`: in phase STEP, whether a
-    step is certainly running, and not the program's code between steps.
+    `moved`: how far a service's running jobs have come, or how many steps a task has made.  0 if
+    the service has no running job, or none that can show progress.  `in_step`: in phase STEP,
+    whether a step is certainly running, and not the program's code between steps.
     """
 
     phase: Phase

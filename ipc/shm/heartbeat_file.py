@@ -56,7 +56,8 @@ class HeartbeatWriter:
     def beat(self, now_s: float) -> None:
         """Writes the fields.
 
-        The guard is odd during the write.  If the writer is killed there, readers keep the last beat.
+        The guard is odd during the write.  If the writer is killed there, readers keep the last
+        beat.
         """
         self._guard += 2
         shown, fit, loss = self.snapshots, self.fit or _NO_FIT, self.loss or _NO_LOSS

@@ -1,8 +1,8 @@
 """Build a slot from data that comes from another machine.
 
-ipc/bulk/fetch.py uses it.  The slot is a copy of the original, byte for byte, header included.  Until it
-is whole and verified, it is a draft that nobody finds.  Its name then contains the task that owns the
-original, so no other task takes it over.
+ipc/bulk/fetch.py uses it.  The slot is a copy of the original, byte for byte, header included.
+Until it is whole and verified, it is a draft that nobody finds.  Its name then contains the task
+that owns the original, so no other task takes it over.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class SlotWriter:
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
         """Makes the slot READY.  `end`: the offset of the first byte after the tensors.
 
-        The last write stores the new state.  A kill before it leaves the slot WRITING, that is, torn,
-        and the older READY slot remains the newest snapshot.
+        The last write stores the new state.  A kill before it leaves the slot WRITING, that is,
+        torn, and the older READY slot remains the newest snapshot.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
@@ -212,9 +212,9 @@ class SlotPool:
 
         Returns the memory of the new ones.  If there is no room, it removes the new ones and raises
         NoRoom.  It drops slots whose file somebody has unlinked.  Before it creates files, it takes
-        over slots that an earlier incarnation left and nobody needs, because their memory is already
-        allocated.  It never takes over the task's newest READY slot, or a slot in `never`, from
-        which this incarnation restored.
+        over slots that an earlier incarnation left and nobody needs, because their memory is
+        already allocated.  It never takes over the task's newest READY slot, or a slot in `never`,
+        from which this incarnation restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)
@@ -283,7 +283,9 @@ class SlotPool:
         self._slots.append(slot)
 
     def _mark(self, slot: _OwnSlot) -> None:
-        """Writes a header of ours without contents.  A kill in the middle leaves a torn header, which nobody reads."""
+        """Writes a header of ours without contents.  A kill in the middle leaves a torn header,
+        which nobody reads.
+        """
         head = pack_header(
             SlotInfo(
                 path=slot.path,
@@ -301,7 +303,9 @@ class SlotPool:
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
-        """Returns a slot to fill; None if the service still reads every slot but the newest READY one."""
+        """Returns a slot to fill; None if the service still reads every slot but the newest READY
+        one.
+        """
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
             is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)

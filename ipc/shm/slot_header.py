@@ -1,7 +1,7 @@
 """Read and write the header of a snapshot slot, and list the slots in a directory.
 
-slot_file.py and slot_reader.py use it, and so does every process that lists slots.  If a header is not
-whole (never written, or torn), its slot counts as empty.
+slot_file.py and slot_reader.py use it, and so does every process that lists slots.  If a header is
+not whole (never written, or torn), its slot counts as empty.
 
     0      header: magic, state, owner, sequence, step, run, place and hash of the table of contents
     4096   tensors, each at a multiple of 64 bytes

@@ -1,8 +1,8 @@
 """Read, verify and remove snapshot slots of other processes.
 
-The checkpoint service and the next trainer use it.  A reader never writes to a slot.  It maps the slot
-privately, and holds a shared flock that keeps the owner from writing.  The kernel releases the flock
-when the reader dies.
+The checkpoint service and the next trainer use it.  A reader never writes to a slot.  It maps the
+slot privately, and holds a shared flock that keeps the owner from writing.  The kernel releases the
+flock when the reader dies.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ THREADS_MAX = 8  # memory is no faster with more
 def find_damaged(fd: int, entries: Sequence[TensorEntry]) -> TensorEntry | None:
     """Finds a tensor that does not match its checksum in the slot open as `fd`; None if all match.
 
-    This usually runs just after a trainer's death.  Nothing trains then, so it takes all processors but
-    one, and leaves that one to the start of the next trainer.  It reads by system calls into a buffer
-    that stays in the cache: the page faults of a mapping would add nearly half to the time (1 GiB on one
-    processor: 170 ms instead of 120).
+    This usually runs just after a trainer's death.  Nothing trains then, so it takes all processors
+    but one, and leaves that one to the start of the next trainer.  It reads by system calls into a
+    buffer that stays in the cache: the page faults of a mapping would add nearly half to the time
+    (1 GiB on one processor: 170 ms instead of 120).
     """
     threads = min(THREADS_MAX, len(os.sched_getaffinity(0)) - 1, len(entries))
     if threads < 2 or sum(entry.size for entry in entries) <= ALONE_BYTES_MAX:

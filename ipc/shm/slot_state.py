@@ -7,7 +7,8 @@ WRITING   a trainer fills it; if that trainer dies, the slot is torn and nobody 
 READY     a whole snapshot, which outlives its trainer; reading is no state: readers hold a shared lock on the file
 REMOVED   unlinked: nobody needs the snapshot, or a trainer has restored from it and maps it privately
 
-One rule is not in the table: slot_file.py overwrites the newest READY slot only after a newer one is READY.
+One rule is not in the table: slot_file.py overwrites the newest READY slot only after a newer one
+is READY.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Define what a clock is.  Cores take `now_s` as an argument; system_clock.py reads the machine's clocks.
+"""Define what a clock is.  Cores take `now_s` as an argument; system_clock.py reads the machine's
+clocks.
 
 Monotonic seconds (CLOCK_MONOTONIC) measure durations, and all processes of one boot share them.
 Wall seconds are Unix time.  They are only written down for people.

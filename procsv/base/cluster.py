@@ -1,8 +1,8 @@
 """List the tasks of a run that has several, and describe the cluster to each task.
 
-Pure.  The command line uses it to check its options, and the watchdog to assign addresses.  The start of
-every task uses it for TF_CONFIG, and for the arguments of programs that read their role from flags.  A
-run of one task, the trainer, has no cluster.
+Pure.  The command line uses it to check its options, and the watchdog to assign addresses.  The
+start of every task uses it for TF_CONFIG, and for the arguments of programs that read their role
+from flags.  A run of one task, the trainer, has no cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def role_of(name: str) -> str:
 
 
 def needs_address(task: TaskId) -> bool:
-    """Whether other tasks connect to `task`: an evaluator only reads files, and a spare launch has no task yet."""
+    """Whether other tasks connect to `task`: an evaluator only reads files, and a spare launch has
+    no task yet.
+    """
     return task.role not in (EVALUATOR, SPARE)
 
 
@@ -58,8 +60,8 @@ def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> 
     """Returns the environment variables that describe a task to its program.
 
     TF_CONFIG is for TensorFlow's TFConfigClusterResolver.  TF_GRPC_REUSE_PORT is needed because the
-    watchdog has bound the task's port, too, to reserve it.  TF_GRPC_DEFAULT_OPTIONS lets other tasks
-    reconnect soon to a restarted task; `grpc_options` is the value that it has now.
+    watchdog has bound the task's port, too, to reserve it.  TF_GRPC_DEFAULT_OPTIONS lets other
+    tasks reconnect soon to a restarted task; `grpc_options` is the value that it has now.
     """
     config = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
     options = list(filter(None, grpc_options.split(",")))

@@ -1,6 +1,7 @@
-"""Define plain data about progress and ends: how a process ended, at which step, and how far a fit has come.
+"""Define outcomes as plain data: how a process ended, at which step, and how far a fit has come.
 
-processes.py makes an Exit from an exit status, the watchdog's core judges it, and run.json stores it.
+processes.py makes an Exit from an exit status, the watchdog's core judges it, and run.json stores
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find a launch's place among the launches that a scheduler has started together: its own task, and the others.
 
-Pure: the environment is an argument, and no scheduler or name server is asked.  `procsv launch` calls it
-before it starts anything.  So if the command line does not fit what the scheduler has started, all
-launches fail with the same error.
+Pure: the environment is an argument, and no scheduler or name server is asked.  `procsv launch`
+calls it before it starts anything.  So if the command line does not fit what the scheduler has
+started, all launches fail with the same error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be on one
     host.
 
-    `launch` is the task that the scheduler gave to the launch, and stays the name of the launch.  `task`
-    is its present task, which differs once it has taken over the task of a lost machine.  `host` is the
-    scheduler's name for its machine; Slurm's node names need not resolve, so members report their own
-    addresses.  `addresses` holds the host:port at which TensorFlow listens in each task that needs one;
-    None if each task picks its own.  `coordinator` is the coordinator's host:port; None if only files in
-    the logdir show it.
+    `launch` is the task that the scheduler gave to the launch, and stays the name of the launch.
+    `task` is its present task, which differs once it has taken over the task of a lost machine.
+    `host` is the scheduler's name for its machine; Slurm's node names need not resolve, so members
+    report their own addresses.  `addresses` holds the host:port at which TensorFlow listens in each
+    task that needs one; None if each task picks its own.  `coordinator` is the coordinator's
+    host:port; None if only files in the logdir show it.
     """
 
     kind: LauncherKind
@@ -70,8 +70,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def follow(self, task: TaskId, spares: Tasks) -> Move | None:
         """Returns the Move for this launch when the run restarts without a lost machine.
 
-        None if its environment is still right, as in Kubernetes: the pod that replaces a lost one has the
-        same name and the same task.
+        None if its environment is still right, as in Kubernetes: the pod that replaces a lost one
+        has the same name and the same task.
         """
         return None if self.kind == "indexed-job" else Move(self.scheduler, task, spares)
 
@@ -84,7 +84,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """The task of a launch when the run restarts after a machine was lost; passed to the restarted launch."""
+    """The task of a launch when the run restarts after a machine was lost; passed to the restarted
+    launch.
+    """
 
     scheduler: str
     task: TaskId
@@ -106,7 +108,8 @@ class BeginAgain(msgspec.Struct, frozen=True):
 
 
 def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:
-    """Finds the place of the launch with this environment; None if the launch runs all tasks itself.
+    """Finds the place of the launch with this environment; None if the launch runs all tasks
+    itself.
 
     `cluster`: one of CLUSTERS.  `tasks`: from --workers, --ps and --evaluators; empty without these
     options.  `spares`: the number of launches without a task.  UserError if the environment lacks

@@ -1,9 +1,9 @@
 """Encode plain values and decode them to the bit: numbers, text, times, standard containers, NumPy arrays.
 
-Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored file
-may come from anywhere, so it can only name the types in this module.  Another thread may change a
-container at any time, and Python refuses to iterate over a container that changes.  So each container
-is first copied in one step.
+Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored
+file may come from anywhere, so it can only name the types in this module.  Another thread may
+change a container at any time, and Python refuses to iterate over a container that changes.  So
+each container is first copied in one step.
 """
 
 from __future__ import annotations

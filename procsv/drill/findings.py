@@ -217,7 +217,9 @@ class Findings(msgspec.Struct):
 
     @property
     def is_open(self) -> bool:
-        """Whether the only problem is that the variables differ, which may be the program's own noise."""
+        """Whether the only problem is that the variables differ, which may be the program's own
+        noise.
+        """
         return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
 
     @property

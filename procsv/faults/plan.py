@@ -1,8 +1,8 @@
 """Represent faults as plain data: action, target and time.
 
-plan_parser.py parses them from text. The trainer carries out the faults that it must do to itself at
-a step (`executor`), and the watchdog all others. Each fault is journaled (`fault`) before it happens,
-so that it does not happen again if a process is killed and restarted.
+plan_parser.py parses them from text. The trainer carries out the faults that it must do to itself
+at a step (`executor`), and the watchdog all others. Each fault is journaled (`fault`) before it
+happens, so that it does not happen again if a process is killed and restarted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
     It happens `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s`
-    (with `is_random`, at exponentially distributed intervals with that mean). `times` 0: without end.
+    (with `is_random`, at exponentially distributed intervals with that mean). `times` 0: without
+    end.
     """
 
     target: str  # a task, a service, watchdog or logdir

@@ -3,9 +3,9 @@
 At BYTES_MAX the file is renamed, replacing the previously renamed one, and a new one begins; readers
 read both as one.
 
-Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a power
-failure, or by a kill during the write, because a killed write may stop between two pages.  Readers skip
-such a line, and the next writer ends it.
+Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a
+power failure, or by a kill during the write, because a killed write may stop between two pages.
+Readers skip such a line, and the next writer ends it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class Journal:
 
 
 def _copy_if_deleted(before: int, new: int) -> None:
-    """Copies a deleted journal into the new file; some programs delete their directory when they start."""
+    """Copies a deleted journal into the new file; some programs delete their directory when they
+    start.
+    """
     if os.fstat(before).st_nlink == 0 and os.fstat(new).st_size == 0:
         at = 0
         while data := os.pread(before, COPY_BYTES, at):

@@ -1,9 +1,9 @@
 """Link a run with the logdir that its program has named: checkpoints and events are there, its own files elsewhere.
 
 `procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  If the program
-names another directory, the run adopts that as its logdir.  run.json in the run's own directory names
-the logdir, and a pointer in `<logdir>/procsv` leads back.  The link counts only if both agree, so a
-directory that was copied or recreated is not linked.
+names another directory, the run adopts that as its logdir.  run.json in the run's own directory
+names the logdir, and a pointer in `<logdir>/procsv` leads back.  The link counts only if both
+agree, so a directory that was copied or recreated is not linked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def remove_pointer(logdir: Path) -> None:
 
 
 def root_of(logdir: str | os.PathLike[str]) -> Path | None:
-    """Returns the own directory of the run that has adopted `logdir`; None if no run has adopted it."""
+    """Returns the own directory of the run that has adopted `logdir`; None if no run has adopted
+    it.
+    """
     real = local_home(os.fspath(logdir))
     pointer = _read_pointer(real)
     if pointer is None:

@@ -47,7 +47,9 @@ def remove_files(directory: Path, keep: frozenset[Path] = frozenset()) -> None:
 
 
 def remove_shm_files(paths: RunPaths) -> None:
-    """Removes slots, parcels and staged checkpoints.  Call it only when nobody needs their contents any more."""
+    """Removes slots, parcels and staged checkpoints.  Call it only when nobody needs their contents
+    any more.
+    """
     remove_memory(paths.shm_dir)
 
 

@@ -1,9 +1,9 @@
 """Keep the lease of a logdir, which shows other machines who writes there.
 
-A lock works on one machine.  On a network filesystem, another machine may not see it, or may get no lock
-at all.  So the holder of a logdir also keeps a small file in it, the lease, and rewrites it every few
-seconds.  A process that finds another's lease watches whether it changes, so clocks of two machines are
-never compared.  A process that finds its own lease replaced stops writing there.
+A lock works on one machine.  On a network filesystem, another machine may not see it, or may get no
+lock at all.  So the holder of a logdir also keeps a small file in it, the lease, and rewrites it
+every few seconds.  A process that finds another's lease watches whether it changes, so clocks of
+two machines are never compared.  A process that finds its own lease replaced stops writing there.
 
 Checking the lease is not enough, because a process may be stopped right after the check.  So the holder
 replaces the lease, and other files that only the holder may change (run.json, and pointers to another
@@ -39,7 +39,7 @@ declare("lease.before_replacing")
 RENEW_S = 5.0  # how often its holder rewrites it
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
-TRIES_MAX = 3  # of a change; more fail only if launch after launch removes our fence, and is then refused by our lease
+TRIES_MAX = 3  # of one change; all fail only if new launches keep removing our fence before our lease refuses them
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
@@ -100,8 +100,8 @@ def find_place() -> ProcessSpace:
 def find_elsewhere(paths: RunPaths, run: str) -> Lease | None:
     """Returns the lease of `run` if the run may be alive where this process cannot see it.
 
-    That may be on another machine, or, if some process holds the directory's lock, in another container
-    of this machine.
+    That may be on another machine, or, if some process holds the directory's lock, in another
+    container of this machine.
     """
     lease, here = LeaseFile(paths).holder(), find_place()
     if lease is None or lease.run != run or (lease.place.boot, lease.place.pids) == (here.boot, here.pids):
@@ -138,7 +138,8 @@ class LeaseFile:
             return None
 
     def successor(self, run: str) -> Lease | None:
-        """Returns a lease that names the run that took the directory after `run` and has released it.
+        """Returns a lease that names the run that took the directory after `run` and has released
+        it.
 
         run.json shows that, because each holder writes it.  None if nobody took the directory.
         """
@@ -160,9 +161,9 @@ class LeaseFile:
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
         """Writes `lease` over any other, and removes the fences of all other runs, so that they stop writing there.
 
-        `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken it.  A
-        holder that was just renewing its lease may replace ours once, before its fence is gone.  So the
-        caller must read the lease once more after this; what it finds then is final.
+        `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken
+        it.  A holder that was just renewing its lease may replace ours once, before its fence is
+        gone.  So the caller must read the lease once more after this; what it finds then is final.
         """
         fence = self._pick_up(lease.run)
         (self.create if is_new else self.replace)(lease)
@@ -174,9 +175,9 @@ class LeaseFile:
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
         """Calls `write` to make a change that only the holder may make, through the fence of `run`.
 
-        Returns the lease of a process that has taken the logdir; None if nobody has.  A change that would
-        come after that has no effect.  It creates the fence before it checks the lease, because a process
-        that takes the logdir writes its lease before it removes the fences.
+        Returns the lease of a process that has taken the logdir; None if nobody has.  A change that
+        would come after that has no effect.  It creates the fence before it checks the lease,
+        because a process that takes the logdir writes its lease before it removes the fences.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
@@ -274,7 +275,8 @@ def taken_by(file: LeaseFile, run: str) -> Lease | None:
 
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease of the run that has taken the logdir from `run`, which was stopped; None if none has.
+    """Returns the lease of the run that has taken the logdir from `run`, which was stopped; None if
+    none has.
 
     That run may have ended since (`successor`).
     """

@@ -1,8 +1,9 @@
 """Record a trainer's imports for its standby and for the next launch of the same command.
 
 The trainer writes the record once it trains (procsv/training/process/import_record.py): in the run
-directory for the standby, and in the logdir's records for a later launch.  With it, a later launch can
-make its standby before the first trainer, and can find which of the program's own files have changed.
+directory for the standby, and in the logdir's records for a later launch.  With it, a later launch
+can make its standby before the first trainer, and can find which of the program's own files have
+changed.
 """
 
 from __future__ import annotations
@@ -114,10 +115,10 @@ def write_loaded(path: Path, loaded: LoadedModules) -> None:
 def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
     """Takes over the record of an earlier launch of the same command; returns whether there is a usable one.
 
-    The record is not usable in three cases.  (1) A file of the program has changed, so the program may now
-    set the environment differently before its imports.  (2) Another user wrote the record, or it came with
-    a copied logdir, so its author would decide what we import.  (3) The program changes the environment
-    before its imports, which only the program itself may do.
+    The record is not usable in three cases.  (1) A file of the program has changed, so the program
+    may now set the environment differently before its imports.  (2) Another user wrote the record,
+    or it came with a copied logdir, so its author would decide what we import.  (3) The program
+    changes the environment before its imports, which only the program itself may do.
     """
     loaded = read_own(paths.imports)
     if not loaded.modules or loaded.environment or loaded.command != command or loaded.logdir_id != paths.id:

@@ -103,7 +103,9 @@ class LogFollower:
         return os.read(new, size)
 
     def _go_on(self, is_last: bool) -> bool:
-        """Goes on to the next part at the end of the current one; returns False if there is none yet."""
+        """Goes on to the next part at the end of the current one; returns False if there is none
+        yet.
+        """
         if not self._is_rotated():
             return False
         now_s = self._monotonic()

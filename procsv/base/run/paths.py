@@ -119,7 +119,9 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.run_dir / "run.lock"
 
     def writer_lock(self, task: TaskId) -> Path:
-        """Held by a task's whole process tree; the next attempt starts only when the old tree has released it."""
+        """Held by a task's whole process tree; the next attempt starts only when the old tree has
+        released it.
+        """
         return self.run_dir / ("writer.lock" if task == TRAINER else f"writer.{task}.lock")
 
     def writer_locks(self) -> list[Path]:
@@ -269,10 +271,10 @@ def keep_name(paths: RunPaths) -> None:
 def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:
     """Returns the run directory and the shared-memory directory for `name`.
 
-    The run directory is under XDG_RUNTIME_DIR, which disappears at the user's last logout.  So if the run
-    `outlives_login`, the run directory is in the temporary directory.  It is also there if
-    XDG_RUNTIME_DIR is missing, relative or not writable.  If /dev/shm is not writable, the directory for
-    shared memory is in the run directory.
+    The run directory is under XDG_RUNTIME_DIR, which disappears at the user's last logout.  So if
+    the run `outlives_login`, the run directory is in the temporary directory.  It is also there if
+    XDG_RUNTIME_DIR is missing, relative or not writable.  If /dev/shm is not writable, the
+    directory for shared memory is in the run directory.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not outlives_login and runtime.startswith("/") and Path(runtime).is_dir() and os.access(runtime, os.W_OK):

@@ -1,8 +1,8 @@
 """Create and open the records of a run in its logdir with the right permissions.
 
-run.json, journal, logs and crash reports contain a program's arguments and exceptions, which may contain
-secrets.  So only the owner may read them, and the logdir's group if the user allows it.  The mode of
-`<logdir>/procsv` tells every process of the run whether the group may.
+run.json, journal, logs and crash reports contain a program's arguments and exceptions, which may
+contain secrets.  So only the owner may read them, and the logdir's group if the user allows it.
+The mode of `<logdir>/procsv` tells every process of the run whether the group may.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def user_name(uid: int) -> str:
 
 
 def _set_access(directory: Path, group: int | None) -> None:
-    """Lets only the owner read a directory; with `group`, also that group, which new files in it get, too."""
+    """Lets only the owner read a directory; with `group`, also that group, which new files in it
+    get, too.
+    """
     with contextlib.suppress(PermissionError):  # a filesystem without owners, or a group that we do not belong to
         directory.chmod(PRIVATE)
         if group is not None:

@@ -4,11 +4,11 @@ Only the watchdog writes it, and replaces it as a whole.  The command line, the 
 read it.  The file never says whether the run is active, because its writer may have been killed; so
 `is_active` asks the system.
 
-Anybody who can write to a logdir can put such a file there, and name any process and directory in it.
-So the directories that it names are believed only if their names contain the id of its logdir and nobody
-else can write to them.  A copy of the logdir has another id, so the process and directories of the
-original are not taken for the copy's.  The process must belong to the file's owner.  Code that acts on a
-run also requires that the process holds the run's lock.
+Anybody who can write to a logdir can put such a file there, and name any process and directory in
+it.  So the directories that it names are believed only if their names contain the id of its logdir
+and nobody else can write to them.  A copy of the logdir has another id, so the process and
+directories of the original are not taken for the copy's.  The process must belong to the file's
+owner.  Code that acts on a run also requires that the process holds the run's lock.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     fit: FitPlace | None = None  # progress of a Keras fit, as last read
     loss: Loss | None = None  # of that fit, as of its newest snapshot
     importing: str = ""  # the package being imported, if the import takes long
-    began_step: int = NO_STEP  # where the training that is not complete began, over all its launches
+    began_step: int = NO_STEP  # where the unfinished training began, over all its launches
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
     mirror_step: int = NO_STEP  # of the copy of a snapshot that another machine keeps
@@ -105,7 +105,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen_at(self) -> float:
-        """When the run's watchdog last wrote this.  The file's own time is later in a copy, or from a backup."""
+        """When the run's watchdog last wrote this.  The file's own time is later in a copy, or from
+        a backup.
+        """
         return self.written_at or self.paths.run_json.stat().st_mtime
 
     @property
@@ -130,8 +132,8 @@ def read_run(path: Path) -> RunFile | None:
 def find_run_in(paths: RunPaths) -> RunFile | None:
     """Finds the run in a logdir, even if the logdir was moved or copied; None as from `read_run`.
 
-    A moved logdir still has its run.  A copy has only the records: its id differs, so the process and
-    directories of the original are not taken for the copy's.
+    A moved logdir still has its run.  A copy has only the records: its id differs, so the process
+    and directories of the original are not taken for the copy's.
     """
     run = read_run(paths.run_json)
     if run is None:
@@ -187,7 +189,9 @@ def _is_locked_by(run: RunFile) -> bool:
 
 
 def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:
-    """Whether both directories have that name, in any runtime directory, and nobody else can write to them."""
+    """Whether both directories have that name, in any runtime directory, and nobody else can write
+    to them.
+    """
     run_dir, shm_dir = paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")
     is_shm_named = shm_dir in (SHM_ROOT / f"procsv-{owner}-{name}", run_dir / "shm")
@@ -205,8 +209,8 @@ def _is_private(directory: Path, owner: int) -> bool:
 def holds_run_lock(run: RunFile) -> bool:
     """Whether the process of `run` has the run's lock file open, removed or not.
 
-    PermissionError for another user's process.  Only root can inspect a process of ours that has keys
-    (forbid_dumps); for such a process, this only checks whether some process holds the lock.
+    PermissionError for another user's process.  Only root can inspect a process of ours that has
+    keys (forbid_dumps); for such a process, this only checks whether some process holds the lock.
     """
     try:
         return has_open(run.pid, run.paths.run_lock)

@@ -14,10 +14,11 @@ from procsv.base.system.data_file import read_data
 
 
 def saved_step(logdir: Path) -> int:
-    """Returns the step of the checkpoint that the `checkpoint` file calls the latest; NO_STEP if none.
+    """Returns the step of the checkpoint that the `checkpoint` file calls the latest; NO_STEP if
+    none.
 
-    If that has no manifest, or was saved by another Saver, returns the highest step in any manifest.  It
-    trusts these small files, because the checkpoints are not verified yet.
+    If that has no manifest, or was saved by another Saver, returns the highest step in any
+    manifest.  It trusts these small files, because the checkpoints are not verified yet.
     """
     steps = {path.name.removesuffix(MANIFEST_SUFFIX): _step_of(path) for path in logdir.glob(f"*{MANIFEST_SUFFIX}")}
     pointed = steps.get(_latest(logdir), NO_STEP)

@@ -1,9 +1,10 @@
 """Hold the directories that a run has outside its logdir, and remove abandoned ones.
 
-Each runtime directory and each directory of shared memory contains `owner.json`, which names the logdir.
-Watchdog and services share a lock on the directory itself, which also works between containers that
-share a /dev/shm.  Every launch sweeps at its start (open_run.py): it removes abandoned directories, but
-nothing that is locked.  A killed run's memory stays, because its next launch resumes from it.
+Each runtime directory and each directory of shared memory contains `owner.json`, which names the
+logdir.  Watchdog and services share a lock on the directory itself, which also works between
+containers that share a /dev/shm.  Every launch sweeps at its start (open_run.py): it removes
+abandoned directories, but nothing that is locked.  A killed run's memory stays, because its next
+launch resumes from it.
 
 A logdir counts as deleted only in the mount namespace in which it was named, and only if its filesystem
 is still mounted there.  In another container the path means something else, and a missing disk may come
@@ -65,8 +66,8 @@ class Logdir(Enum):
 def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
     """Whether an unlocked directory is abandoned.
 
-    A directory without an owner may just be being created, or may be an older procsv's, so only its age
-    counts.
+    A directory without an owner belongs to a launch that is just creating it, or to an older procsv.
+    So it is abandoned only if nobody has touched it for long.
     """
     if untouched_s > UNTOUCHED_S_MAX:
         return True
@@ -76,9 +77,9 @@ def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
 def judge_logdir(owner: Owner, mounts: str, run_id: str, there: str | None, device: int, run: RunFile | None) -> Logdir:
     """Judges the state of the logdir that a directory belongs to.
 
-    `mounts`: our mount namespace.  `run_id`: the id in the directory's name.  `there`: the id at the
-    owner's `home`, "" if it cannot be read, None if `home` does not exist.  `device`: the device of
-    `home`, or of its nearest existing parent.  `run`: the run.json in `home`.
+    `mounts`: our mount namespace.  `run_id`: the id in the directory's name.  `there`: the id at
+    the owner's `home`, "" if it cannot be read, None if `home` does not exist.  `device`: the
+    device of `home`, or of its nearest existing parent.  `run`: the run.json in `home`.
     """
     if owner.mounts != mounts or not mounts:
         return Logdir.HIDDEN
@@ -98,8 +99,8 @@ class HeldDirectory:
     def hold(self, wait: Callable[[float], None], *, alone: bool = False) -> None:
         """Creates the directory and protects it from sweeps.
 
-        Waits while a sweep holds it, and if we want it `alone`, also while any other process does, such as
-        a service that is ending.  LogdirLocked if that takes too long.
+        Waits while a sweep holds it, and if we want it `alone`, also while any other process does,
+        such as a service that is ending.  LogdirLocked if that takes too long.
         """
         for _ in range(TRIES_MAX):
             make_private_dir(self._lock.path)
@@ -122,7 +123,9 @@ class HeldDirectory:
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
     def keep_held(self) -> None:
-        """Touches the directory to show that it is in use.  If it was replaced, holds the one now at the path."""
+        """Touches the directory to show that it is in use.  If it was replaced, holds the one now
+        at the path.
+        """
         with contextlib.suppress(OSError):
             self._lock.relock()
             if not (self._lock.path / OWNER).exists():
@@ -140,7 +143,8 @@ def make_owner(paths: RunPaths) -> Owner:
 
 
 def find_claim(paths: RunPaths) -> Holder | None:
-    """Finds a run that is still active although its logdir, once at this path, was deleted or moved.
+    """Finds a run that is still active although its logdir, once at this path, was deleted or
+    moved.
 
     Returns the holder of its lock; None if there is no such run.
     """
@@ -210,7 +214,9 @@ def _runtime_roots(paths: RunPaths) -> set[Path]:
 
 
 def _ours(*roots: Path) -> Iterator[Path]:
-    """Yields those directories that are really ours: any user may create a directory of any name there."""
+    """Yields those directories that are really ours: any user may create a directory of any name
+    there.
+    """
     for path in [path for root in roots for path in root.glob("procsv-*") if NAME.fullmatch(path.name)]:
         with contextlib.suppress(OSError):
             there = path.lstat()

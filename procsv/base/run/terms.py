@@ -1,10 +1,10 @@
 """Publish in the shared logdir how to reach the coordinator of a run on several machines.
 
-Each start of a coordinator begins a term with its own number.  The term's file is created whole and never
-changed.  It contains the run's keys, unless they are derived from a secret that all launches have, so
-only the user can read it.  Members look for the highest term of their own start of the job, and ignore
-the terms of other starts.  A coordinator that cannot get the logdir says so in a term, too, so that its
-members do not wait for it.
+Each start of a coordinator begins a term with its own number.  The term's file is created whole and
+never changed.  It contains the run's keys, unless they are derived from a secret that all launches
+have, so only the user can read it.  Members look for the highest term of their own start of the
+job, and ignore the terms of other starts.  A coordinator that cannot get the logdir says so in a
+term, too, so that its members do not wait for it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ class Pod(NamedTuple):
 
 
 def says_a_task(environment: Environment) -> bool:
-    """Whether the pod is a task in a run of several pods; each pod of any other indexed Job is a run of its own."""
+    """Whether the pod is a task in a run of several pods; each pod of any other indexed Job is a
+    run of its own.
+    """
     return bool(environment.get(INDEX) and environment.get(TYPE))
 
 

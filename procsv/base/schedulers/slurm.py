@@ -1,8 +1,8 @@
 """Read a process's place in a Slurm job step, as srun describes it.  Pure.
 
-procsv/base/placement.py calls it.  It reads no node list, because Slurm orders host names differently
-from people (n10 before n2, cyclic layouts).  A rank is enough to distinguish the processes of a step,
-even two on one node.
+procsv/base/placement.py calls it.  It reads no node list, because Slurm orders host names
+differently from people (n10 before n2, cyclic layouts).  A rank is enough to distinguish the
+processes of a step, even two on one node.
 """
 
 from __future__ import annotations

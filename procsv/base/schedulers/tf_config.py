@@ -50,7 +50,9 @@ class ClusterMember(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """The same for all tasks of the cluster.  It does not change when all restart, because nothing shows that."""
+        """The same for all tasks of the cluster.  It does not change when all restart, because
+        nothing shows that.
+        """
         text = json.dumps(self.cluster, sort_keys=True)
         return f"tf-config:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -12,9 +12,10 @@ from procsv.base.system import disk
 def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = 0o644) -> None:
     """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
 
-    A kill before the rename leaves the old file whole, perhaps with a dot-file beside it that the next
-    call replaces.  OSError passes through after the temporary file is removed.  `durable=False` leaves
-    out the fsyncs: the file survives a kill, but a power failure may bring the old file back.
+    A kill before the rename leaves the old file whole, perhaps with a dot-file beside it that the
+    next call replaces.  OSError passes through after the temporary file is removed.
+    `durable=False` leaves out the fsyncs: the file survives a kill, but a power failure may bring
+    the old file back.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -1,4 +1,5 @@
-"""Read files that somebody else may have put there, such as files in a logdir that was copied from elsewhere.
+"""Read files that somebody else may have put there, such as files in a logdir that was copied from
+elsewhere.
 
 A FIFO would block its reader, a device may never end, a link leads to another directory, and a file of
 terabytes takes all memory.  procsv writes none of them, so this module refuses them.

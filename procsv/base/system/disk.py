@@ -212,7 +212,9 @@ def remove_tree(path: Path) -> None:
 
 
 def try_to_remove_tree(path: Path) -> None:
-    """Removes a directory if it can.  Used where the directory is harmless, and a later call tries again."""
+    """Removes a directory if it can.  Used where the directory is harmless, and a later call tries
+    again.
+    """
     with contextlib.suppress(OSError):
         remove_tree(path)
 

@@ -7,9 +7,9 @@ The environment variable PROCSV_FAILPOINTS uses the grammar of fail-rs:
     name=[N*]action[(argument)][->…]      do the action N times (always, without N), then go on with the part after ->
     name@3=…                                  only in incarnation 3 of the trainer
 
-Actions: off kill raise sleep await hang stop eio enospc enolck torn.  `await` waits until the file named
-by its argument exists.  `torn` is returned to the caller, which then writes only half of its data.
-Without the variable, a failpoint costs one global look-up.
+Actions: off kill raise sleep await hang stop eio enospc enolck torn.  `await` waits until the file
+named by its argument exists.  `torn` is returned to the caller, which then writes only half of its
+data.  Without the variable, a failpoint costs one global look-up.
 """
 
 from __future__ import annotations

@@ -29,14 +29,17 @@ class FencedRename:
     """Changes files through a fence's directory.  OSError passes through all methods."""
 
     def __init__(self, home: Path, mark: str = "") -> None:
-        """`home`: the fence's directory.  `mark`: a file in it whose existence shows that the fence is still ours.
+        """`home`: the fence's directory.  `mark`: a file in it whose existence shows that the fence
+        is still ours.
 
         "": the existence of `home` shows that.
         """
         self.home, self._mark, self._has_taken = home, mark, False
 
     def place(self, name: str, target: Path) -> None:
-        """Moves a file from the fence's directory into place; does nothing if a killed process has already moved it."""
+        """Moves a file from the fence's directory into place; does nothing if a killed process has
+        already moved it.
+        """
         try:
             disk.rename(self.home / name, target)
         except FileNotFoundError:
@@ -45,7 +48,8 @@ class FencedRename:
     def put(self, target: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = MODE) -> None:
         """Puts `data` at `target`, as replace_file does.
 
-        A kill before the rename leaves the old file whole, and a draft that is removed with the directory.
+        A kill before the rename leaves the old file whole, and a draft that is removed with the
+        directory.
         """
         draft = self.home / f"{DRAFT}{target.name}"
         try:

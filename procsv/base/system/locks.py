@@ -1,8 +1,8 @@
 """Lock files and directories between processes by flock; a lock file names its holder.
 
-Every process that starts a run, a service or a trainer uses it.  A lock ends when the last process that
-holds it ends, so a left-over file is not a lock.  A clean release removes the file.  Nothing waits
-without a deadline.
+Every process that starts a run, a service or a trainer uses it.  The kernel releases a lock when
+the last process that holds it ends, so a left-over file is not a lock.  A clean release removes the
+file.  Nothing waits without a deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks `fd` if the lock is free; returns whether it did.  OSError on a filesystem without locks."""
+    """Locks `fd` if the lock is free; returns whether it did.  OSError on a filesystem without
+    locks.
+    """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -81,7 +83,9 @@ def _lock_exclusively(fd: int) -> bool:
 
 
 class FileLock:
-    """One exclusive lock.  It is held as long as this process, or a child that inherited it, has its descriptor."""
+    """One exclusive lock.  It is held as long as this process, or a child that inherited it, has
+    its descriptor.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,8 +94,8 @@ class FileLock:
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
         """Takes the lock, or returns False immediately.  FileNotFoundError if its directory is gone.
 
-        `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the lock
-        soon, so other processes may wait for it.
+        `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the
+        lock soon, so other processes may wait for it.
         """
         if not self._acquire():
             return False
@@ -121,9 +125,9 @@ class FileLock:
     def relock(self) -> bool:
         """Locks the file that is now at the path, if ours was removed or replaced.
 
-        Returns True if we now hold the lock of the file at the path.  Otherwise another process holds
-        it, and nothing has changed.  OSError if no file can be created.  Processes that have inherited
-        the old file keep that one locked.
+        Returns True if we now hold the lock of the file at the path.  Otherwise another process
+        holds it, and nothing has changed.  OSError if no file can be created.  Processes that have
+        inherited the old file keep that one locked.
         """
         if self.is_in_place():
             return True
@@ -137,7 +141,9 @@ class FileLock:
         return True
 
     def holder(self) -> Holder | None:
-        """Returns the holder that the file names; only meaningful while some process holds the lock."""
+        """Returns the holder that the file names; only meaningful while some process holds the
+        lock.
+        """
         try:
             return decode_json(self.path.read_bytes(), Holder)
         except (OSError, msgspec.DecodeError):
@@ -146,8 +152,8 @@ class FileLock:
     def wake(self) -> None:
         """Continues the holder (SIGCONT), which would never release the lock while it is stopped.
 
-        Signals no other process.  Only for locks that stay with the process that took them, and are not
-        inherited by its children.
+        Signals no other process.  Only for locks that stay with the process that took them, and are
+        not inherited by its children.
         """
         holder = self.holder()
         if holder is None:
@@ -197,9 +203,9 @@ class DirectoryLock:
     def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
         """`fd`: an inherited descriptor, or one sent by the holder.
 
-        `is_firm`: the filesystem seems to have locks; otherwise every process that has the directory
-        open counts as a holder.  `is_shared`: other processes may have the lock, too; it then keeps out
-        only `held_alone`.
+        `is_firm`: the filesystem seems to have locks; otherwise every process that has the
+        directory open counts as a holder.  `is_shared`: other processes may have the lock, too; it
+        then keeps out only `held_alone`.
         """
         self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
@@ -232,7 +238,8 @@ class DirectoryLock:
             os.close(fd)
 
     def relock(self) -> None:
-        """Locks the directory that is now at the path, if it is another one or our descriptor is stale.
+        """Locks the directory that is now at the path, if it is another one or our descriptor is
+        stale.
 
         Processes that have inherited our lock keep the lock on the old directory.
         """

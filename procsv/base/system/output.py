@@ -1,9 +1,9 @@
 """Protect standard output and error from a full disk and a stale descriptor.
 
 Every process whose output goes to a log file in the logdir (trainer and services) calls
-`keep_output_going` first.  A log with a stale descriptor is reopened.  A write that the disk refuses is
-dropped and counted, because training is worth more than output.  Lines appear as they are printed, not
-when a buffer is full, so `procsv logs -f` and the terminal are up to date.
+`keep_output_going` first.  A log with a stale descriptor is reopened.  A write that the disk
+refuses is dropped and counted, because training is worth more than output.  Lines appear as they
+are printed, not when a buffer is full, so `procsv logs -f` and the terminal are up to date.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Read the state of processes and threads from /proc, and find out whether a program's threads have run.
+"""Read the state of processes and threads from /proc, and find out whether a program's threads have
+run.
 
-The threads of procsv and of ZeroMQ are left out.  They are recognised by name: `name_own_thread` names
-procsv's, and ZeroMQ names its own.
+The threads of procsv and of ZeroMQ are left out.  They are recognised by name: `name_own_thread`
+names procsv's, and ZeroMQ names its own.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def name_own_thread() -> None:
 def tree_activity(pid: int) -> int | None:
     """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is not visible.
 
-    The count of context switches shows that a thread has run.  CPU time shows it for a thread that is
-    never switched away.
+    The count of context switches shows that a thread has run.  CPU time shows it for a thread that
+    is never switched away.
     """
     seen: list[tuple[int, str]] = []
     for member in (pid, *(process.pid for process in descendants(pid))):

@@ -3,9 +3,10 @@
 The watchdog uses it, and starts and signals processes only through it.  It never signals a bare pid
 that may have been reused.
 
-It also sets limits of this process.  In a run on several machines, strangers may connect to a port of a
-watchdog or of the checkpoint service.  So these raise their descriptor limit, and the processes that
-they start get the user's limit back.  They also have keys in memory, so they forbid core dumps.
+It also sets limits of this process.  In a run on several machines, strangers may connect to a port
+of a watchdog or of the checkpoint service.  So these raise their descriptor limit, and the
+processes that they start get the user's limit back.  They also have keys in memory, so they forbid
+core dumps.
 
 Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's named
 semaphores and shared memory once every process at the other end of its pipe is dead.  If it were
@@ -136,8 +137,8 @@ class Child:
     def reap(self, *, spares_rest: bool = False) -> Exit:
         """Takes the child's exit status and kills the rest of its group; call after `has_ended`.
 
-        `spares_rest`: if the exit code is 0, do not kill the rest, because the caller first reports which
-        processes are left.
+        `spares_rest`: if the exit code is 0, do not kill the rest, because the caller first reports
+        which processes are left.
         """
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -173,7 +174,8 @@ class ExternalProcess:
         return bool(poller.poll(0))
 
     def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
-        """Signals the process, its descendants, and its process group if it leads one; nothing if it is dead.
+        """Signals the process, its descendants, and its process group if it leads one; nothing if
+        it is dead.
 
         `sparing`: pids of descendants that get no signal.
         """
@@ -248,7 +250,8 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Sends SIGKILL to a group, but spares trackers, unless no descriptor is left to recognise them.
+    """Sends SIGKILL to a group, but spares trackers, unless no descriptor is left to recognise
+    them.
 
     ProcessLookupError if there is no such group, PermissionError if it belongs to another user.
     """
@@ -274,7 +277,9 @@ def _kill_others(group: int) -> bool:
 
 
 def check_pidfd() -> None:
-    """Raises UserError if this system has no pidfds, because otherwise every start of a process would fail."""
+    """Raises UserError if this system has no pidfds, because otherwise every start of a process
+    would fail.
+    """
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
@@ -324,7 +329,9 @@ def raise_descriptor_limit() -> None:
 
 
 def give_back_limit(pid: int = 0) -> None:
-    """Restores the user's descriptor limit for a new child; with 0, for this process before it calls exec."""
+    """Restores the user's descriptor limit for a new child; with 0, for this process before it
+    calls exec.
+    """
     if _users_limit is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _users_limit)

@@ -3,9 +3,9 @@
 The trainer's bootstrap calls `arm` before any of the user's code runs; a service calls `arm_log` first
 of all.  The handlers run in C, in microseconds, even if another thread holds the GIL.
 
-Reading the frames of other running threads may crash the process, and faulthandler comes to the main
-thread last.  So the watchdog first asks the main thread for its own stack (MAIN_DUMP_SIGNAL), then for
-all stacks (DUMP_SIGNAL).  It reads the dump when the process is dead.
+Reading the frames of other running threads may crash the process, and faulthandler comes to the
+main thread last.  So the watchdog first asks the main thread for its own stack (MAIN_DUMP_SIGNAL),
+then for all stacks (DUMP_SIGNAL).  It reads the dump when the process is dead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class DumpFile:
     def renew_file(self) -> None:
         """Opens a new file if there is none, or if somebody has removed it.
 
-        While none can be opened, it keeps the removed file, or dumps to standard error if it has none.
+        While none can be opened, it keeps the removed file, or dumps to standard error if it has
+        none.
         """
         if self._file is not None and _is_in_place(self._file, self._path):
             return
@@ -62,7 +63,9 @@ def arm(path: Path) -> DumpFile:
 
 
 def arm_unless_armed(path: Path) -> DumpFile | None:
-    """Like `arm`, but dumps only at crashes, and does nothing if the program uses faulthandler itself."""
+    """Like `arm`, but dumps only at crashes, and does nothing if the program uses faulthandler
+    itself.
+    """
     return None if faulthandler.is_enabled() else DumpFile(path, takes_signals=False)
 
 

@@ -1,9 +1,9 @@
 """Handle stale descriptors (ESTALE).
 
-A network filesystem reports them for a file that was replaced or removed, or if its server has exported
-the filesystem anew.  A stale descriptor stays stale: fstat, read, write, fsync and even close fail.  The
-path leads to the present file, so a process that keeps a descriptor must reopen it.  Data that the
-server never received is lost.
+A network filesystem reports them for a file that was replaced or removed, or if its server has
+exported the filesystem anew.  A stale descriptor stays stale: fstat, read, write, fsync and even
+close fail.  The path leads to the present file, so a process that keeps a descriptor must reopen
+it.  Data that the server never received is lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def close(fd: int) -> None:
 
 
 def try_again(read: Callable[[], T]) -> T:
-    """Calls `read`, which opens and reads a file; tries again if another machine has replaced the file in between."""
+    """Calls `read`, which opens and reads a file; tries again if another machine has replaced the
+    file in between.
+    """
     for _ in range(TRIES_MAX - 1):
         try:
             return read()

@@ -150,8 +150,8 @@ def _check_module(target: Target, search: list[str]) -> None:
 def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> ModuleSpec | None:
     """Finds the spec of module `name`, whose last part is `part`, in `where`.
 
-    PathFinder gets only the last part, because a dotted name would need an imported parent.  Other finders
-    (of editable installs) use the whole name.
+    PathFinder gets only the last part, because a dotted name would need an imported parent.  Other
+    finders (of editable installs) use the whole name.
     """
     spec = PathFinder.find_spec(part, where)
     if spec is not None and (spec.origin is not None or not is_top):

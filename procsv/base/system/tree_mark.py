@@ -1,10 +1,10 @@
 """Mark a process tree by an environment variable, and find the tree's processes by it.
 
 The mark is the run's id.  The watchdog sets it for the programs that it starts, and their children
-inherit it.  A later launch reads it from /proc to find orphans in sessions of their own.  The watchdog
-also uses it to recognise the run's processes among those that it inherits.  A process that was started
-with an empty environment, or that we may not inspect, has no mark.  A run within a run adds its mark to
-the outer one, so its processes belong to both trees.
+inherit it.  A later launch reads it from /proc to find orphans in sessions of their own.  The
+watchdog also uses it to recognise the run's processes among those that it inherits.  A process that
+was started with an empty environment, or that we may not inspect, has no mark.  A run within a run
+adds its mark to the outer one, so its processes belong to both trees.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def is_of_run(environ: bytes, mark: str, *, holds_lock: bool, is_init: bool) -> 
 
     `holds_lock`: the process has inherited a lock of the run.  `is_init`: the watchdog is the first
     process of a container and inherits everything, such as remains of `kubectl exec`.  Otherwise it
-    inherits only its own descendants.  Then a process with an empty environment belongs to the program.
-    A process with an environment but no mark belongs to a command of --on-event, or to the shell that
-    became the watchdog.
+    inherits only its own descendants.  Then a process with an empty environment belongs to the
+    program.  A process with an environment but no mark belongs to a command of --on-event, or to
+    the shell that became the watchdog.
     """
     return holds_lock or has_mark(environ, mark) or not (is_init or environ.strip(b"\0"))
 
@@ -69,8 +69,9 @@ def _others(environment: Mapping[str, str], mark: str) -> list[str]:
 def find_marked(mark: str) -> list[ExternalProcess]:
     """Finds our user's live processes with that mark, except this one and its ancestors.
 
-    Leaves out other mount namespaces: a container that shares our /proc may have a copy of the run's
-    directory with the same id, and must end its own processes.  The caller must close each result.
+    Leaves out other mount namespaces: a container that shares our /proc may have a copy of the
+    run's directory with the same id, and must end its own processes.  The caller must close each
+    result.
     """
     spared, mounts = {os.getpid(), *_parents()}, mount_namespace()
     found = []
