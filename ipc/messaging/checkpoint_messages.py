@@ -177,8 +177,9 @@ class Restore(Message, frozen=True):
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
-    A slot that it came from is now mapped privately.  The slot is unlinked once its state is durable
-    and the other tasks that train in step have it; a fetched slot is unlinked immediately.
+    If the state came from a slot, the trainer now maps that slot privately.  The slot is unlinked once
+    its state is durable and the other tasks that train in step have it; a fetched slot is unlinked
+    immediately.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -187,8 +188,8 @@ class Restored(Message, frozen=True):
 class Snapshot(Message, frozen=True):
     """Says that a slot is READY.
 
-    The slot's header says the same.  `want` asks for a durable checkpoint now, for that reason; the
-    answer reports the result.  "" leaves it to the save interval.
+    The slot's header says the same.  `want`: the reason why this state must be saved now; the answer
+    reports the result.  "": the save interval decides when to save.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -217,7 +218,7 @@ class UserSave(Message, frozen=True):
     """Says that the program has finished saving checkpoint `path` with the run's own Saver.
 
     Acknowledged once the checkpoint is verified and has its manifest, or is found unusable.  A scan of
-    the directory finds the checkpoint, too, but not its owner.
+    the directory would find the checkpoint, too, but could not tell which Saver wrote it.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)

@@ -40,7 +40,8 @@ class LaunchLock(msgspec.Struct, frozen=True):
 class TermTold(Message, frozen=True):
     """Says which run is being formed or goes on here, or why there is none.
 
-    If launches meet in a directory, a term's file says the same.
+    Used if launches ask at the coordinator's address.  If they meet in the logdir, a term's file says
+    the same.
     """
 
     contract = Contract(WATCHDOG, COMMAND_LINE)
