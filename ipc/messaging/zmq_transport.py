@@ -30,6 +30,7 @@ CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
+ROOT = 0
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -88,7 +89,8 @@ class Server(ZmqEndpoint, ServerEndpoint):
         self.path = path
         self._open_socket(context, zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        for uid in {os.getuid(), ROOT}:
+            self.socket.setsockopt(zmq.IPC_FILTER_UID, uid)  # adds to the users who may connect
         try:
             self.bind()
         except BaseException:

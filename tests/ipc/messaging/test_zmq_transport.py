@@ -85,7 +85,7 @@ def talk(path: Path) -> Iterator[Talk]:
     wire.close()
 
 
-def test_only_its_owner_can_use_the_socket(ends: Ends, path: Path) -> None:
+def test_only_its_owner_and_root_can_use_the_socket(ends: Ends, path: Path) -> None:
     before = os.umask(0o022)
     try:
         ends.server()
@@ -97,12 +97,13 @@ def test_only_its_owner_can_use_the_socket(ends: Ends, path: Path) -> None:
     assert stat.S_IMODE(info.st_mode) == 0o600
 
 
+ANOTHER_USER = 54321
 STRANGER = """
     import os, sys, zmq
     from zmq.utils.monitor import recv_monitor_message
     socket = zmq.Context().socket(zmq.DEALER)
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    os.setresuid(54321, 54321, 54321)
+    os.setresuid(*[int(sys.argv[2])] * 3)
     socket.connect("ipc://" + sys.argv[1])
     event = recv_monitor_message(monitor)["event"]
     print("accepted" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "refused")
@@ -115,9 +116,20 @@ def test_row_32_another_user_is_refused_whatever_the_modes_allow(ends: Ends, pat
     server = ends.server()
     for place in (path, path.parent, path.parent.parent):
         place.chmod(0o777)
-    with running(STRANGER, path) as stranger:
+    with running(STRANGER, path, ANOTHER_USER) as stranger:
         stranger.wait_said("refused")
     assert server.receive() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_root_is_accepted_by_another_users_server(path: Path) -> None:
+    for place in (path.parent, path.parent.parent):
+        place.chmod(0o777)
+    another_users = SERVER.replace("server = Server(", f"os.setresuid(*[{ANOTHER_USER}] * 3); server = Server(")
+    with running(another_users, path, RUN, 1, "yes") as server:
+        server.wait_said("bound")
+        with running(STRANGER, path, os.getuid()) as root:
+            root.wait_said("accepted")
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
