@@ -228,8 +228,8 @@ class _Hooked:
 def shuffles_itself(dataset: Any) -> bool:
     """Return whether a PyDataset may change between two epochs."""
     return any(
-        getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
-        for name in ("on_epoch_begin", "on_epoch_end")
+        getattr(type(dataset), name, None) is not getattr(keras.utils.PyDataset, name, None)
+        for name in ("on_epoch_begin", "on_epoch_end")  # Keras 3.3 has only the second
     )
 
 
