@@ -58,10 +58,11 @@ class FitIdentity(msgspec.Struct, frozen=True):
 
     settings: Plain  # under names that a user understands
     key: str  # a hash of all settings
+    generators: Sequence[Any] = ()  # the random generators that the data draw from
 
     @classmethod
-    def from_settings(cls, settings: Plain) -> FitIdentity:
-        return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)))
+    def from_settings(cls, settings: Plain, generators: Sequence[Any] = ()) -> FitIdentity:
+        return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)), generators)
 
     @property
     def is_proof(self) -> bool:
@@ -84,6 +85,7 @@ def identify(
     is_built, callbacks = private.is_built(model), list(callbacks)
     layers, parts = private.layers_of(model), [getattr(model, "loss", None), private.user_metrics(model)]
     classes = [type(one) for one in [*layers, model.optimizer, *tf.nest.flatten(parts), *callbacks]]
+    generators = list[Any]()
     return FitIdentity.from_settings(
         {
             "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in layers],
@@ -99,14 +101,16 @@ def identify(
                 *(call.get(name) for name in ("x", "y", "sample_weight", "class_weight", "shuffle")),
                 is_known="x" in call,
                 is_data=True,
+                generators=generators,
             ),
-            "validation": _digest(*(call.get(name) for name in VALIDATION), is_data=True),
+            "validation": _digest(*(call.get(name) for name in VALIDATION), is_data=True, generators=generators),
             "callbacks": [[type(one).__qualname__, callback_settings(one)] for one in callbacks],
             "seed": list(tf.compat.v1.get_seed(0)),
             "weights": _digest_weights(model),
             "attributes": _digest(*map(own_attributes, layers), known=[*layers, *model.variables]),
             "code": _digest(*filter(is_own, classes)),
-        }
+        },
+        list({id(one): one for one in generators}.values()),
     )
 
 
@@ -192,9 +196,18 @@ def callback_settings(callback: Any) -> Plain:
 
 
 # -- content -----------------------------------------------------------------------------------------------------
-def _digest(*values: Any, is_known: bool = True, is_data: bool = False, known: Iterable[Any] = ()) -> str:
-    """Digest `values`, without the objects `known`, which are digested elsewhere."""
-    digest = _FitDigest(is_data)
+def _digest(
+    *values: Any,
+    is_known: bool = True,
+    is_data: bool = False,
+    known: Iterable[Any] = (),
+    generators: list[Any] | None = None,
+) -> str:
+    """Digest `values`, without the objects `known`, which are digested elsewhere.
+
+    `generators` gets the random generators in `values`.
+    """
+    digest = _FitDigest(is_data, generators)
     digest.pass_over(known)
     try:
         for value in values:
@@ -221,9 +234,9 @@ class _FitDigest(ContentDigest):
     write, and does not count.
     """
 
-    def __init__(self, is_data: bool = False) -> None:
+    def __init__(self, is_data: bool = False, generators: list[Any] | None = None) -> None:
         super().__init__()
-        self._is_data = is_data
+        self._is_data, self._generators = is_data, [] if generators is None else generators
         self._files = [FILES_READ_MAX, FILE_BYTES_READ_MAX]  # how many files, and bytes, are still read
 
     def pass_over(self, known: Iterable[Any]) -> None:
@@ -266,6 +279,8 @@ class _FitDigest(ContentDigest):
             return
 
     def _add_content(self, value: Any) -> None:
+        if private.is_random_generator(value):
+            self._generators.append(value)
         if isinstance(value, keras.KerasTensor):
             self.add_text(f"{value.dtype} {value.shape}")
         elif isinstance(value, _SPECS):

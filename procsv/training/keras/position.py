@@ -6,8 +6,9 @@ takes as many batches as had been taken. With `data="iterator"` the last iterato
 TensorFlow's own saved state instead.
 
 An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random`
-when an epoch begins, and random layers in `dataset.map` count in variables. So that state is saved
-when an iterator begins, and restored before its batches are taken once more. If a PyDataset
+when an epoch begins, random layers in `dataset.map` count in variables, and a generator or a
+PyDataset may draw from random generators of its own. So that state is saved when an iterator
+begins, and restored before its batches are taken once more. If a PyDataset
 shuffles in its epoch hooks, a resumed fit calls them as often as they had been called.
 
 Several fits may use the same data. A fit that had ended is not trained again, but its data are
@@ -16,10 +17,11 @@ still moved to where it had left them, so that the next fit on these data contin
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -30,6 +32,7 @@ from procsv.base.plain_values import decode, encode
 from procsv.base.units import show_duration, show_size
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private
+from procsv.training.keras.callback_state import put_together, take_apart
 from procsv.training.keras.epochs import (
     Epochs,
     captured_variables,
@@ -68,6 +71,7 @@ class Saved(msgspec.Struct, frozen=True):
     ends: list[bytes] = []
     begins: list[bytes] = []  # the same before each `on_epoch_begin`
     batch_size: int | None = None
+    left: bytes = b""  # the variables and the random generators of the data, as they are now; empty if there are none
 
 
 class _Ended(NamedTuple):
@@ -94,6 +98,7 @@ class DataPosition:
         self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
         self._variables = captured_variables(epochs.dataset)
+        self.generators: Sequence[Any] = ()  # random generators that only the program knows
         _name_unkept(epochs.dataset)
         self._ends, self._begins = list[bytes](), list[bytes]()
         self._py_dataset, self._parts = epochs.py_dataset, pipeline_of(epochs)
@@ -114,8 +119,9 @@ class DataPosition:
             state = tf.io.serialize_tensor(found).numpy()
         has_current = current is not None
         place = (list(self.made), epochs.steps_seen, epochs.num_batches, has_current, self.shape, state, self.is_done)
-        began = self._read_outside() if state or self._begins_iterator() else self._began
-        return Saved(*place, began, list(self._ends), list(self._begins), self.batch_size)
+        began = self.read_outside() if state or self._begins_iterator() else self._began
+        left = encode(self._read_own()) if self._variables or self.generators else b""
+        return Saved(*place, began, list(self._ends), list(self._begins), self.batch_size, left)
 
     def _begins_iterator(self) -> bool:
         """Return whether the next batch is the first of an iterator."""
@@ -125,20 +131,43 @@ class DataPosition:
         outlives = epochs.steps_per_epoch is not None and epochs.current_iterator is not None
         return not (outlives and self.made and self.made[-1])
 
-    def _read_outside(self) -> bytes:
+    def read_outside(self) -> bytes:
         """Read the state that an iterator depends on but does not contain."""
-        return encode([read_random(), [variable.numpy() for variable in self._variables]])
+        return encode([read_random(), *self._read_own()])
 
-    def _write_outside(self, state: bytes) -> None:
-        drawn, values = decode(state)
+    def write_outside(self, state: bytes) -> None:
+        drawn, *own = decode(state)
+        self._write_own(*own)
+        write_random(drawn)
+
+    def _read_own(self) -> list[list[Any]]:
+        values = [variable.numpy() for variable in self._variables]
+        return [values, [take_apart(one)[1] for one in self.generators]]
+
+    def _write_own(self, values: list[Any], states: Sequence[Any] = ()) -> None:
         if len(values) != len(self._variables):
             raise UserError(
                 f"the data's functions use {len(self._variables)} variables, but used {len(values)} when the state "
                 "was saved: fit with the same data, or start from the beginning in another directory"
             )
-        write_random(drawn)
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
+        self._write_generators(states)
+
+    def _write_generators(self, states: Sequence[Any]) -> None:
+        """Restore the random generators, unless the data now have another number of them."""
+        if len(states) == len(self.generators):
+            for one, state in zip(self.generators, states, strict=True):
+                with contextlib.suppress(TypeError, ValueError, LookupError):  # a generator of another kind
+                    put_together(one, "generator", state)
+
+    def _restore_undrawn(self, saved: Saved) -> None:
+        """Give the generators from which the replayed batches drew nothing the state of the snapshot: others draw from them."""
+        _, *before = decode(saved.began)
+        if saved.left and len(before) > 1:
+            states = self._read_own()[1]
+            pairs = zip(before[1], states, decode(saved.left)[1], strict=False)
+            self._write_generators([left if encode(now) == encode(began) else now for began, now, left in pairs])
 
     def _record(self, call: Callable[[], None], states: list[bytes]) -> None:
         """Call a hook of the dataset, and record in `states` the random state that it draws from."""
@@ -189,7 +218,9 @@ class DataPosition:
             return
         saved, drawn = resume[0], read_random()
         self._end_epochs_again(saved)
-        self._write_outside(saved.began)
+        self.write_outside(saved.began)
+        if saved.left:
+            self._write_own(*decode(saved.left))
         write_random(drawn)
         if any(map(shuffles, self._parts)):
             _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved))
@@ -202,19 +233,19 @@ class DataPosition:
             if shared is None:
                 continue
             _ended.remove(one)
-            keep = self._read_outside()
+            keep = self.read_outside()
             for taken in one.saved.made:
                 iterator = iter(shared)
                 for _ in range(taken if repeats_shuffled(shared) else min(taken, 1)):
                     next(iterator, None)
                     self.on_replayed()
-            self._write_outside(keep)
+            self.write_outside(keep)
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         resume, self._resume = self._resume, None
         if resume is None:
             if self._begins_iterator():
-                self._began = self._read_outside()
+                self._began = self.read_outside()
             yield from self._counted(enumerate_all())
             return
         saved, last_batch = resume
@@ -228,7 +259,7 @@ class DataPosition:
             self._go_to_end(saved)
         elif last_batch < 0 and not saved.has_current:
             self.make_again(saved.made)
-            self._write_outside(saved.began)
+            self.write_outside(saved.began)
             yield from self._counted(enumerate_all())
         else:
             yield from self._counted(self._resumed(saved, last_batch))
@@ -271,11 +302,12 @@ class DataPosition:
         epochs = self._epochs
         self._make_before(saved)
         keep = read_random()
-        self._write_outside(saved.began)
+        self.write_outside(saved.began)
         epochs.begin_epoch()
         current = self._take_of_last(saved)
         if saved.made[-1]:  # the iterator had drawn its random numbers before the snapshot
             write_random(keep)
+        self._restore_undrawn(saved)
         epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
         yield from epochs.steps_after(last_batch, current)
 
@@ -285,12 +317,13 @@ class DataPosition:
         keep = read_random()
         if saved.has_current:
             self._make_before(saved)
-            self._write_outside(saved.began)
+            self.write_outside(saved.began)
             current = self._take_of_last(saved)
         else:
             self.make_again(saved.made)
-            self._write_outside(saved.began)
+            self.write_outside(saved.began)
         write_random(keep)
+        self._restore_undrawn(saved)
         place = {"num_batches": saved.num_batches, "current_iterator": current, "steps_seen": saved.steps_seen}
         self._epochs.set_place(**place)
         self.is_done = saved.is_done

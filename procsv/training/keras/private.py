@@ -294,6 +294,12 @@ def write_random(saved: dict[str, Any]) -> None:
         source.setstate(saved["eager"])
 
 
+def is_random_generator(value: Any) -> bool:
+    """Return whether `value` is a random generator that only the program knows, and not a global one."""
+    is_global = value is getattr(random.random, "__self__", None) or value is getattr(np.random.rand, "__self__", None)
+    return type(value) in (random.Random, np.random.Generator, np.random.RandomState) and not is_global
+
+
 # -- the training function -------------------------------------------------------------------------------------
 def has_own_step(model: Any) -> bool:
     """Return whether the program has its own `train_step`."""

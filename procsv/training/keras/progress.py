@@ -183,7 +183,9 @@ class Evaluation:
         if saved is not None and self._training.shared is not None:
             self._position.made += saved.made  # the training's position makes them again, over the shared part
         elif saved is not None:  # each iterator that is made advances the seed of a shuffle
+            keep = self._training.read_outside()
             self._position.make_again(saved.made)
+            self._training.write_outside(keep)
 
     @property
     def can_undo(self) -> bool:
@@ -239,6 +241,7 @@ class FitProgress:
             self.position.share_with(call.get("validation_data"))
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
         self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
+        self.position.generators = made.generators
         self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import contextlib
 import random
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,37 @@ class ShufflesFirst(ShufflesItself):
         random.shuffle(self.order)
 
     def on_epoch_end(self) -> None: ...
+
+
+class DrawsItself(Data):
+    """Adds a hundred times something to a batch's number, drawn from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(4)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + 100 * self.rng.integers(1000), y
+
+
+def drawn() -> Any:
+    """Draw batches from a generator that several passes share."""
+    rng = random.Random(4)
+
+    def draw() -> Iterator[Any]:
+        for number in range(BATCHES):
+            yield np.full((4, 2), number + 100 * rng.randrange(1000), "float32"), np.zeros((4, 1), "float32")
+
+    batches = tf.data.Dataset.from_generator(draw, output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4, 1))))
+    return batches.apply(tf.data.experimental.assert_cardinality(BATCHES))
+
+
+def endless() -> Iterator[Any]:
+    """Draw batches from a generator without an end, as a program passes it to several fits."""
+    rng = np.random.default_rng(4)
+    while True:
+        yield np.full((4, 2), rng.integers(1000), "float32"), np.zeros((4, 1), "float32")
 
 
 def augmented() -> Any:
@@ -154,6 +186,8 @@ KINDS: dict[str, tuple[Any, bool]] = {
     "shuffles itself": (ShufflesItself, False),
     "shuffles itself first": (ShufflesFirst, False),
     "a random layer in map": (augmented, False),
+    "draws from a generator of its own": (DrawsItself, False),
+    "a function that draws from a generator": (drawn, False),
 }
 
 
@@ -173,6 +207,7 @@ SHARED: dict[str, tuple[Any, int | None]] = {
     "shuffled, with a random layer": (augmented, None),
     "a repeated shuffle": (repeated, 4),
     "shuffles itself": (ShufflesItself, None),
+    "an endless generator": (endless, 4),
 }
 
 
