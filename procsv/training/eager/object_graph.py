@@ -122,6 +122,22 @@ class ObjectGraph:
                 return False
         return True
 
+    @property
+    def has_late_optimizer(self) -> bool:
+        """Whether an optimizer of Keras does not have its variables yet."""
+        return any(private.is_optimizer(node) and not node.built for node, _ in self._nodes)
+
+    def left_out(self, without_optimizers: bool) -> list[str]:
+        """Return the names of Keras' variables that a restore does not reach.
+
+        `without_optimizers`: not even if it reaches them by an optimizer that trains them.
+        """
+        nodes = [node for node, _ in self._nodes]
+        reached = private.nodes_without_optimizers(nodes[0]) if without_optimizers else nodes
+        held = {id(_saved(node)) for node in reached}
+        variables = private.variables_of_layers(nodes)
+        return [one.path for one in variables if not {id(one), id(one.value)} & held]
+
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         sizes: list[int | None] = [_size_of(item.variable) for item in self.tracked]
         entries = [

@@ -115,6 +115,32 @@ def fill_late_variables() -> None:
         setattr(kind, name, change)
 
 
+def variables_of_layers(nodes: Sequence[Any]) -> list[Any]:
+    """Return the variables of the Keras layers among `nodes`, without metrics."""
+    found = dict[int, Any]()
+    for node in nodes:
+        if "keras" in sys.modules and isinstance(node, sys.modules["keras"].layers.Layer):
+            metrics = {id(one) for one in node.metrics_variables}
+            found.update((id(one), one) for one in node.variables if id(one) not in metrics)
+    return list(found.values())
+
+
+def is_optimizer(node: Any) -> bool:
+    """Return whether a trackable is an optimizer of Keras, which tracks the variables it trains."""
+    return "keras" in sys.modules and isinstance(node, sys.modules["keras"].optimizers.Optimizer)
+
+
+def nodes_without_optimizers(root: Any) -> list[Any]:
+    """Return what a restore of `root` reaches before its optimizers are built."""
+    nodes, seen = [root], {id(root)}
+    for node in nodes:
+        for child in tf.train.TrackableView.children(node).values():
+            if id(child) not in seen and not is_optimizer(child):
+                seen.add(id(child))
+                nodes.append(child)
+    return nodes
+
+
 def is_event_writer_known() -> bool:
     return event_writer is not None
 

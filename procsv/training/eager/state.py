@@ -29,9 +29,11 @@ from procsv.training.eager.object_graph import (
     variant_tensor,
     view_of,
 )
-from procsv.training.runtime.log import log
+from procsv.training.runtime.log import log, say_once
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
+
+NAMED_MAX = 3  # variables in a message
 
 
 # -- from a slot, without copying what a variable holds ----------------------------------------------------------
@@ -120,6 +122,17 @@ def _tensor(entry: TensorEntry, reader: SlotReader) -> Any:
 
 def _packed(entry: TensorEntry, reader: SlotReader) -> list[bytes]:
     return unpack_strings(reader.map[entry.offset : entry.offset + entry.size])
+
+
+def warn_of_left_out(names: list[str]) -> None:
+    """Report variables of Keras' layers that TensorFlow does not restore in time."""
+    if names:
+        say_once(
+            f"a restart does not restore {len(names)} variable{'s' * (len(names) > 1)} of Keras "
+            f"({', '.join(names[:NAMED_MAX])}{', …' * (len(names) > NAMED_MAX)}): a tf.train.Checkpoint does not find "
+            "random seeds, nor layers in a list or a dict. Build the model, then add this argument to the Checkpoint: "
+            "rest=[variable.value for variable in model.variables]"
+        )
 
 
 class Reader:
@@ -215,13 +228,15 @@ class EagerState(StateSource):
         """
         self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
         self._events = events  # the program's event files, which are cut back with the state
+        self._may_lack = events is not None  # in a program's own loop: procsv makes a fit's Checkpoint
+        self._builds_late = False  # an optimizer has its variables only after the restore
         self._graph: ObjectGraph | None = None
         self._reader: Reader | None = None
         self._boundary: Boundary | None = None
         self._steps_before = 0
         self.spec: StateSpec | None = None
         try:
-            self.current()
+            self._builds_late = self.current()[0].has_late_optimizer
         except CannotCapture as why:
             log.info("procsv: checkpoints are written by TensorFlow on the training thread: %s", why)
             replicas.warn_of_one_value(checkpoint, str(why))
@@ -256,6 +271,9 @@ class EagerState(StateSource):
             graph, reader, spec = self.current()
         except CannotCapture as why:
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
+        if self._may_lack and self._boundary is not None and self._boundary.runs:  # the program has built its model
+            self._may_lack = False
+            warn_of_left_out(graph.left_out(without_optimizers=self._builds_late))
         values = reader.read_values()
         copied = [False] * len(spec.sizes)
         logged = {} if self._events is None else self._events.read_sizes()

@@ -226,6 +226,39 @@ def test_a_keras_model_that_is_built_after_the_restore_has_all_its_values(direct
     assert train(model, optimizer) == expected
 
 
+@pytest.mark.parametrize(
+    ("is_built", "holds_rest", "missing"),
+    [(False, False, "5 variables"), (True, False, "1 variable of Keras (seed"), (False, True, "")],
+)
+def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
+    directory: Path, capfd: pytest.CaptureFixture[str], is_built: bool, holds_rest: bool, missing: str
+) -> None:
+    import keras
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [keras.layers.Dense(2) for number in range(2)]
+            self.drop, self.last = keras.layers.Dropout(0.5), keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.drop(self.parts[1](self.parts[0](x))))
+
+    model, optimizer = Model(), keras.optimizers.Adam()
+    model(tf.ones([1, 2]))
+    if is_built:
+        optimizer.build(model.trainable_variables)
+    rest = [variable.value for variable in model.variables] if holds_rest else []
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, rest=rest)
+    with procsv.CheckpointManager(checkpoint, directory, snapshot_secs=None) as manager:
+        manager.restore_or_initialize()
+        optimizer.build(model.trainable_variables)  # the first step does
+        manager.step()
+        manager.save()
+    said = capfd.readouterr().err
+    assert f"does not restore {missing}" in said if missing else "does not restore" not in said
+
+
 def test_a_program_that_restores_by_itself_finds_the_newest_checkpoint(directory: Path) -> None:
     first = Counting(directory, step_counter=None)
     with first.manager:
