@@ -51,9 +51,10 @@ def test_a_second_graph_without_a_directory_does_not_start_from_the_first_ones_s
 
 
 LOOP = """
-import os, sys
+import os, signal, sys
 import tensorflow as tf
 import procsv
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 v, step = tf.Variable(0), tf.Variable(0, dtype=tf.int64)
 
 
@@ -62,7 +63,7 @@ def train(manager, until):
     while step < until:
         v.assign_add(2)
         if step == 5 and os.environ["PROCSV_INCARNATION"] == "1":
-            sys.exit(3)  # as a signal handler may, in the middle of a step
+            eval(sys.argv[1])  # in the middle of a step
         step.assign_add(1)
         manager.step()
 
@@ -77,12 +78,13 @@ train(procsv.CheckpointManager(tf.train.Checkpoint(v=v, step=step), snapshot_sec
 """
 
 
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "signal.raise_signal(signal.SIGUSR1)"])
 def test_a_caught_error_does_not_keep_the_next_training_from_saving_and_an_exit_saves_no_half_step(
-    tmp_path: Path,
+    tmp_path: Path, leave: str
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(LOOP)
-    with launched(tmp_path / "logdir", str(program)) as run:
+    with launched(tmp_path / "logdir", str(program), leave) as run:
         run.assert_completed()
     saved = tf.train.load_checkpoint(str(tmp_path / "logdir"))
     assert saved.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 10

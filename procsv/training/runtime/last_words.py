@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from procsv.base import exit_codes
 from procsv.base.encoding import encode_json
@@ -22,6 +22,7 @@ from procsv.base.system.disk import NO_ROOM
 from procsv.ipc.messaging.start import Start
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
+HAS_VARARGS = 4  # in the flags of code
 KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # a lost peer, if they name a task
 # In the error after a server has been replaced by another one.
 RESTARTED = re.compile(r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as")
@@ -99,6 +100,22 @@ def is_of_stop(error: BaseException) -> bool:
     kind = type(error)
     is_closed = kind.__name__ == "OutOfRangeError" and "is closed" in str(error)
     return kind.__module__.startswith("tensorflow.") and (is_closed or kind.__name__ == "CancelledError")
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised `error`, possibly in the middle of a step.
+
+    Python gives a handler the frame that the signal interrupted.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        code, found = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        names = code.co_varnames[: code.co_argcount + bool(code.co_flags & HAS_VARARGS)]
+        given = [found.get(name) for name in names]
+        if any(isinstance(one, FrameType) for arg in given for one in (arg if isinstance(arg, tuple) else (arg,))):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def find_lost_peer(error: BaseException) -> str:
