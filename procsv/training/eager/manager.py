@@ -31,6 +31,7 @@ from procsv.training.eager.controller import EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import current
+from procsv.training.runtime.last_words import may_be_within_a_step
 from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import attach
 from procsv.training.snapshots.boundary import Boundary
@@ -286,8 +287,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         After an error, which may have come in mid-step, keep the newest snapshot instead of the
         present state.
         """
-        runtime = self._controller.runtime
-        runtime.record_failure(error)
+        if error is not None and may_be_within_a_step(error):
+            self._controller.runtime.record_failure(error)
         self.close()
 
     # -- saving ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import StandbyProcess
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
-from procsv.training.runtime.last_words import exit_code_of, is_of_handler, is_of_stop, write_last_words
+from procsv.training.runtime.last_words import exit_code_of, is_of_stop, may_be_within_a_step, write_last_words
 from procsv.training.runtime.link import Link
 from procsv.training.runtime.log import flush_output, say
 from procsv.training.runtime.step_gate import StepGate
@@ -298,8 +298,8 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.program_args))
     except SystemExit as leaving:
-        if exit_code_of(leaving) not in (0, exit_codes.RESUMABLE) or is_of_handler(leaving):
-            runtime.record_failure(leaving)  # it may have left in the middle of a step
+        if may_be_within_a_step(leaving):
+            runtime.record_failure(leaving)
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
         if exit_code_of(leaving) and reads_input():

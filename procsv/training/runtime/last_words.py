@@ -102,7 +102,13 @@ def is_of_stop(error: BaseException) -> bool:
     return kind.__module__.startswith("tensorflow.") and (is_closed or kind.__name__ == "CancelledError")
 
 
-def is_of_handler(error: BaseException) -> bool:
+def may_be_within_a_step(error: BaseException) -> bool:
+    """Whether `error` may have ended the program in the middle of a step: an exit in order does not."""
+    is_in_order = isinstance(error, SystemExit) and exit_code_of(error) in (0, exit_codes.RESUMABLE)
+    return not is_in_order or _is_of_handler(error)
+
+
+def _is_of_handler(error: BaseException) -> bool:
     """Whether a signal handler raised `error`, possibly in the middle of a step.
 
     Python gives a handler the frame that the signal interrupted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +30,13 @@ class Counting:
         self.checkpoint = tf.train.Checkpoint(v=self.v, step=self.step)
         self.manager = procsv.CheckpointManager(self.checkpoint, directory, **{"snapshot_secs": None, **options})
 
-    def train(self, steps: int = 1) -> None:
+    def train(self, steps: int = 1, leave: bool = False) -> None:
         for _ in range(steps):
             self.v.assign_add(2)
             self.step.assign_add(1)
             self.manager.step()
+        if leave:
+            sys.exit(0)
 
 
 @pytest.fixture
@@ -137,6 +140,13 @@ def test_an_error_in_the_block_saves_nothing_because_it_may_be_half_a_step(direc
         fail()
     assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-1"
     assert tf.train.load_variable(f"{directory}/ckpt-1", "v/.ATTRIBUTES/VARIABLE_VALUE") == 4
+
+
+def test_a_program_that_exits_within_the_block_has_its_last_state_saved(directory: Path) -> None:
+    counting = Counting(directory)
+    with pytest.raises(SystemExit), counting.manager:
+        counting.train(3, leave=True)
+    assert tf.train.load_checkpoint(str(directory)).get_tensor(STEP) == 3
 
 
 def test_a_snapshot_due_when_a_step_fails_is_not_from_the_middle_of_that_step(
