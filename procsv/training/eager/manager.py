@@ -32,6 +32,7 @@ from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import current
 from procsv.training.runtime.last_words import may_be_within_a_step
+from procsv.training.runtime.log import say_once
 from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import attach
 from procsv.training.snapshots.boundary import Boundary
@@ -139,7 +140,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             init_fn,
         )
         self._last_checkpoint_step = last_checkpoint_step  # older versions of TensorFlow do not take this argument
-        self._counter = step_counter
+        self._counter = None if isinstance(step_counter, int) else step_counter
+        if isinstance(step_counter, int):
+            say_once("the step_counter is not a variable, so procsv counts the calls of step() instead")
         self._saving: int | None = None  # the number of the checkpoint that the program is saving
         self._boundary: Boundary | None = None
         self._is_closed = False  # after `close`, the list of checkpoints stays as it is
@@ -173,7 +176,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise CannotSave(*unsavable)
         _ = checkpoint.save_counter  # made now, so that it is in the first snapshot and restored with it
         read_step = None if self._counter is None else lambda: private.count_of(self._counter)
-        return EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
+        source = EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
+        if self._counter is not None and not source.holds(self._counter):
+            say_once(
+                "the step_counter is not in the tf.train.Checkpoint, so it begins anew after a restart, while the rest "
+                "goes on: add it, as in tf.train.Checkpoint(step=step, …)"
+            )
+        return source
 
     def _restores(self, is_new: bool) -> bool | None:
         """Return whether the program restores by itself; None if that is unknown.

@@ -127,6 +127,10 @@ class ObjectGraph:
         """Whether an optimizer of Keras does not have its variables yet."""
         return any(private.is_optimizer(node) and not node.built for node, _ in self._nodes)
 
+    def holds(self, variable: Any) -> bool:
+        wanted = (variable, getattr(variable, "value", None))  # Keras wraps a variable
+        return any(_saved(node) is one for node, _ in self._nodes for one in wanted)
+
     def left_out(self, without_optimizers: bool) -> list[str]:
         """Return the names of Keras' variables that a restore does not reach.
 

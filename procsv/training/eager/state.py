@@ -248,6 +248,13 @@ class EagerState(StateSource):
             self._reader, self.spec = Reader(self._graph), self._graph.spec(self._plan)
         return self._graph, self._reader, self.spec
 
+    def holds(self, variable: Any) -> bool:
+        """Return whether the checkpoint has this variable; True if TensorFlow alone knows."""
+        try:
+            return self.current()[0].holds(variable)
+        except CannotCapture:
+            return True
+
     def attach(self, boundary: Boundary) -> None:
         self._boundary = boundary
 

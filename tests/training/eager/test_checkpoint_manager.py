@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.base.run.manifest import STATE_FILE
+from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE
+from procsv.base.run.saved_step import manifest_at
 from procsv.training.eager.controller import seconds_of
 from procsv.training.snapshots.snapshot_queue import SnapshotQueue
 from procsv.training.snapshots.snapshotter import Snapshotter
@@ -267,6 +268,25 @@ def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
         manager.save()
     said = capfd.readouterr().err
     assert f"does not restore {missing}" in said if missing else "does not restore" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [("outside", "not in the tf.train.Checkpoint"), ("number", "not a variable")]
+)
+def test_a_step_counter_that_a_restart_does_not_restore_is_reported(
+    directory: Path, capfd: pytest.CaptureFixture[str], kind: str, line: str
+) -> None:
+    counter = tf.Variable(0, dtype=tf.int64) if kind == "outside" else 0
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(0))
+    with procsv.CheckpointManager(checkpoint, directory, step_counter=counter, snapshot_secs=None) as manager:
+        manager.restore_or_initialize()
+        for _ in range(3):
+            manager.step()
+        manager.save(wait=True)
+    assert line in capfd.readouterr().err
+    manifest = manifest_at(directory / f"ckpt-1{MANIFEST_SUFFIX}")
+    assert manifest is not None
+    assert manifest.step == (0 if kind == "outside" else 3)
 
 
 def test_a_program_that_restores_by_itself_finds_the_newest_checkpoint(directory: Path) -> None:
