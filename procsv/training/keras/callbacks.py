@@ -42,7 +42,7 @@ from procsv.training.summaries.marks import mark_once
 BASELINE = "_procsv_baseline"  # attribute of a callback
 FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", BASELINE}
 # A Keras callback with a `_set_monitor_op` computes both from its arguments at the end of its first epoch.
-FROM_ARGUMENTS = frozenset({"monitor_op", "min_delta"})
+FROM_ARGUMENTS = frozenset({"monitor_op", "min_delta", "_set_monitor_op"})
 
 _said = set[tuple[str, str]]()  # callbacks and attributes that were already reported as not kept
 
@@ -227,8 +227,25 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     if is_best_only and not _has_its_files(callback, state["files"]):
         kept.pop("best", None)
     _say_left(kind, find_changed_settings(state["settings"], baseline.settings) | baseline.write_state(callback, kept))
+    if "best" in kept and hasattr(callback, "_set_monitor_op") and callback.monitor_op is None:
+        _keep_best(callback)
     if not is_over:
         put_back_files(callback, state["files"])
+
+
+def _keep_best(callback: Any) -> None:
+    """Keep the restored `best` while the callback sets its `monitor_op`, at the end of its first epoch.
+
+    Where EarlyStopping is no MonitorCallback yet (Keras 3.3), it forgets its best value then.
+    """
+
+    def set_monitor_op() -> None:
+        del vars(callback)["_set_monitor_op"]
+        best = callback.best
+        callback._set_monitor_op()
+        callback.best = best
+
+    vars(callback)["_set_monitor_op"] = set_monitor_op
 
 
 def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:

@@ -129,7 +129,9 @@ class Epochs:
         dataset = self.py_dataset
         hooks = {"on_epoch_begin": begin, "on_epoch_end": end}
         made: dict[str, Callable[[], None]] = {
-            name: functools.partial(wrap, getattr(dataset, name)) for name, wrap in hooks.items()
+            name: functools.partial(wrap, getattr(dataset, name))
+            for name, wrap in hooks.items()
+            if hasattr(dataset, name)
         }
         self.keras_iterator.data_adapter.py_dataset = _Hooked(dataset, made)
 

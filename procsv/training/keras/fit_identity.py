@@ -170,7 +170,7 @@ def own_attributes(one: Any) -> Plain:
     """
     attributes = getattr(one, "__dict__", {}).copy()  # another thread may change it
     if is_own(one):
-        others = {BASELINE, *set_by_libraries(type(one).__mro__)}
+        others = {BASELINE, "history", *set_by_libraries(type(one).__mro__)}  # `fit` replaces the history
         return {name: value for name, value in attributes.items() if name not in others}
     return {name: value for name, value in attributes.items() if is_own(value)}
 

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import keras
 import msgspec
 import tensorflow as tf
 
@@ -102,6 +103,7 @@ class DataPosition:
         _name_unkept(epochs.dataset)
         self._ends, self._begins = list[bytes](), list[bytes]()
         self._py_dataset, self._parts = epochs.py_dataset, pipeline_of(epochs)
+        self._shuffles_batches = any(map(shuffles, steps_of(epochs.dataset)))
         if self._py_dataset is not None and shuffles_itself(self._py_dataset):
             epochs.wrap_epoch_hooks(
                 lambda call: self._record(call, self._begins), lambda call: self._record(call, self._ends)
@@ -271,7 +273,8 @@ class DataPosition:
         for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):
             if begin:
                 write_random(decode(begin))
-            self._py_dataset.on_epoch_begin()
+            if hasattr(keras.utils.PyDataset, "on_epoch_begin"):  # Keras 3.3 does not call it
+                self._py_dataset.on_epoch_begin()
             if end:
                 write_random(decode(end))
             self._py_dataset.on_epoch_end()
@@ -286,7 +289,12 @@ class DataPosition:
 
     def make_again(self, made: list[int]) -> None:
         """Make as many iterators as the fit had made, and start the ones that it had started."""
-        if self._py_dataset is not None:  # its iterators have no seeds, and with several workers they share one queue
+        if self._py_dataset is not None:
+            # With several workers its iterators share one queue, so none is started.  Making one is enough to draw the
+            # seed of the tf.data shuffle that Keras 3.3 puts behind a PyDataset.
+            for _ in made if self._shuffles_batches else ():
+                iter(self._epochs.dataset)
+                self.made.pop()
             self.made += made
             return
         keep = read_random()

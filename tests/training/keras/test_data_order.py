@@ -269,7 +269,7 @@ def test_a_replay_reports_its_duration_and_each_batch_counts_as_progress(
     place.on_replayed = lambda: replayed.append(1)
     saved = position.Saved([14], 14, None, True, place.shape, began=place.read_position().began)
     place.go_to(saved, 3)
-    next(place.enumerate_steps(epochs._enumerate_iterator))
+    next(place.enumerate_steps(getattr(epochs, private.ENUMERATES)))
     assert len(replayed) == 14
     said = capfd.readouterr().err
     told = r"procsv: replaying 13 batches, about [\d.]+ s, .* an epoch"
