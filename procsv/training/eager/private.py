@@ -116,13 +116,23 @@ def fill_late_variables() -> None:
 
 
 def variables_of_layers(nodes: Sequence[Any]) -> list[Any]:
-    """Return the variables of the Keras layers among `nodes`, without metrics."""
+    """Return the variables of the Keras layers among `nodes`, without metrics and unused seeds."""
     found = dict[int, Any]()
     for node in nodes:
         if "keras" in sys.modules and isinstance(node, sys.modules["keras"].layers.Layer):
             metrics = {id(one) for one in node.metrics_variables}
             found.update((id(one), one) for one in node.variables if id(one) not in metrics)
-    return list(found.values())
+    return [one for one in found.values() if not _is_unused_seed(one)]
+
+
+def _is_unused_seed(variable: Any) -> bool:
+    """Return whether it is the seed and the count of a random layer that has drawn nothing.
+
+    An LSTM without dropout has one, too.
+    """
+    if not variable.path.endswith("seed_generator_state"):
+        return False
+    return int((components_of(variable) or [variable])[0].numpy()[1]) == 0
 
 
 def is_optimizer(node: Any) -> bool:

@@ -251,9 +251,11 @@ def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
             super().__init__()
             self.parts = [keras.layers.Dense(2) for number in range(2)]
             self.drop, self.last = keras.layers.Dropout(0.5), keras.layers.Dense(1)
+            self.unused = keras.layers.Dropout(0.5)
 
         def call(self, x: Any) -> Any:
-            return self.last(self.drop(self.parts[1](self.parts[0](x))))
+            x = self.unused(self.parts[1](self.parts[0](x)), training=False)
+            return self.last(self.drop(x))
 
     model, optimizer = Model(), keras.optimizers.Adam()
     model(tf.ones([1, 2]))
@@ -263,7 +265,8 @@ def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, rest=rest)
     with procsv.CheckpointManager(checkpoint, directory, snapshot_secs=None) as manager:
         manager.restore_or_initialize()
-        optimizer.build(model.trainable_variables)  # the first step does
+        optimizer.build(model.trainable_variables)  # the first step does that, and draws numbers
+        model(tf.ones([1, 2]), training=True)
         manager.step()
         manager.save()
     said = capfd.readouterr().err
