@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +205,17 @@ def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_o
     `is_over`: the state is the end of a fit. A later fit may have written to its files, so they are
     left alone.
     """
+    for callback, state in _pair(callbacks, saved):
+        _write_state(callback, state, is_over)
+
+
+def _pair(callbacks: Sequence[Any], saved: Sequence[tuple[str, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yield each callback with its saved state: the first one of its class that is left."""
     left = list(saved)
     for callback, kind in zip(callbacks, kinds_of(callbacks), strict=True):
         place = next((i for i, (saved_kind, _) in enumerate(left) if saved_kind == kind), None)
         if place is not None:
-            _write_state(callback, left.pop(place)[1], is_over)
+            yield callback, left.pop(place)[1]
 
 
 def _write_state(callback: Any, state: Any, is_over: bool) -> None:
@@ -248,19 +254,37 @@ def _keep_best(callback: Any) -> None:
     vars(callback)["_set_monitor_op"] = set_monitor_op
 
 
-def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
+def _has_its_files(callback: Any, files: Files) -> bool:
     """Return whether the files that a ModelCheckpoint has saved are where it saves now.
 
-    Without them, there is no best model so far.
+    Without them, there is no best model so far. If no file was there either when the state was
+    saved, the checkpoint service may still be writing it.
     """
     path = str(callback.filepath)
-    target = local_path(path)
-    if target is None or files["target"] == digest(path):
+    if _has_model(path) or (files["target"] == digest(path) and not files.get("there")):
         return True
-    if any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name))):
-        return True
-    log.warning("procsv: ModelCheckpoint now saves to %s, which has no model: the next one counts as the best", path)
+    log.warning("procsv: ModelCheckpoint saves to %s, which has no model now: the next one counts as the best", path)
     return False
+
+
+def _has_model(path: str) -> bool:
+    """Return whether there is a file where a ModelCheckpoint saves. Of a remote one, assume so."""
+    target = local_path(path)
+    return target is None or any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name)))
+
+
+def find_lost_model(callbacks: Sequence[Any], saved: Sequence[tuple[str, Any]]) -> str:
+    """Return the path of a model that a fit had saved, and that is no longer there; "" if there is none.
+
+    A program may empty its directory when it starts. After a fit that is not trained again, it would
+    not find the model.
+    """
+    for callback, state in _pair(callbacks, saved):
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and isinstance(state, dict):
+            files, path = state.get("files") or {}, str(callback.filepath)
+            if files.get("there") and not _has_model(path):
+                return path
+    return ""
 
 
 # -- the files that Keras' own callbacks write ----------------------------------------------------------------
@@ -336,7 +360,7 @@ def read_files(callback: Any) -> Files:
         private.flush_writers(callback)
         return _sizes(_event_files(callback))
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return {"target": digest(str(callback.filepath))}
+        return {"target": digest(str(callback.filepath)), "there": _has_model(str(callback.filepath))}
     return {}
 
 

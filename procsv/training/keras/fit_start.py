@@ -129,13 +129,14 @@ class FitStart:
         self.found: FoundState | None = None  # still to be restored
         self.is_repeated = False  # this fit had ended, and the newest state is a later fit's
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
+        self._lost = ""  # the path of a model that this fit had saved before it ended, and that is gone
 
     def is_of_this_fit(self, place: Plain) -> bool:
         """Return whether a state at `place` is to be restored into this fit."""
-        series = self._series
-        self._decided = decide(
-            Recorded.from_place(place, self._progress.launch_s), self._progress.identity, series.number, series.is_again
-        )
+        series, recorded = self._series, Recorded.from_place(place, self._progress.launch_s)
+        self._decided = decide(recorded, self._progress.identity, series.number, series.is_again)
+        if self._decided[0] is Decision.END and (lost := self._progress.find_lost_model(place)):
+            self._decided, self._lost = (Decision.TRAIN, ""), lost
         return self._decided[0] in (Decision.RESUME, Decision.END)
 
     def find_state(self) -> str:
@@ -166,7 +167,9 @@ class FitStart:
 
     def _say_trained(self, recorded: Recorded, why: str) -> None:
         number = self._series.number
-        if recorded.number == number:
+        if self._lost:
+            say(f"fit {number} had ended, but its model is no longer at {self._lost}: it is trained again")
+        elif recorded.number == number:
             how = "again" if recorded.is_over else "from its beginning"
             say(f"fit {number} may differ from fit {number} of the previous attempt ({why}), so it is trained {how}")
         elif not recorded.is_over:
@@ -179,8 +182,9 @@ class FitStart:
         """Restore, or train again, a fit that ended before a later one was interrupted."""
         identity, number = self._progress.identity, self._series.number
         path = self._ended.find_end(self._series.keys[-1]) if identity.is_proof else None
-        if path is not None:
-            found = FoundState(path)
+        found = FoundState(path) if path is not None else None
+        lost = self._progress.find_lost_model(found.place) if found is not None else ""
+        if found is not None and not lost:
             self.build(found.place)
             self.is_repeated = True
             self._say_ended()
@@ -188,6 +192,7 @@ class FitStart:
             return "ended"
         self.is_repeated = True
         why = "its final state is no longer kept" if identity.is_proof else find_unseen(identity)
+        why = f"its model is no longer at {lost}" if lost else why
         then = "" if later["over"] else "; the interrupted fit resumes after it"
         log.warning("procsv: fit %d had ended: %s", number, why)
         say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")

@@ -19,6 +19,7 @@ from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, Checkpoin
 from procsv.training.keras import private
 from procsv.training.keras.callbacks import (
     check_callbacks,
+    find_lost_model,
     kinds_of,
     mark_again,
     read_callbacks,
@@ -270,6 +271,10 @@ class FitProgress:
             "ended": list(self._series.ended),
             "names": names,
         }
+
+    def find_lost_model(self, place: Plain) -> str:
+        """Return the path of a model that the fit had saved by `place`, and that is gone; "" if there is none."""
+        return find_lost_model(self._callbacks, place["callbacks"])
 
     # -- the way back ----------------------------------------------------------------------------------------
     def go_on_from(self, place: Plain, is_past: bool = False) -> None:

@@ -87,18 +87,24 @@ def test_a_callback_writes_where_todays_program_says(kind: str, tmp_path: Path) 
 
 
 def test_the_best_model_so_far_is_forgotten_if_todays_program_saves_where_no_model_is(tmp_path: Path) -> None:
-    def best_after(file: str) -> Any:
+    def best_after(file: str, removed: Path = tmp_path / "none") -> Any:
         first, second = (
             begin(keras.callbacks.ModelCheckpoint(tmp_path / name, "loss", save_best_only=True))
             for name in ("{epoch}.keras", file)
         )
         first.best, first._batches_seen_since_last_saving = 0.5, 3
-        put_over(first, second)
+        state = read_callbacks([first])
+        removed.unlink(missing_ok=True)
+        write_callbacks([second], state)
         assert second._batches_seen_since_last_saving == 3
         return second.best
 
     assert best_after("{epoch}.keras") == 0.5  # the service may still be writing it
-    assert best_after("moved/{epoch}.keras") == keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True).best
+    fresh = keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True).best
+    (tmp_path / "2.keras").touch()
+    assert best_after("{epoch}.keras") == 0.5
+    assert best_after("{epoch}.keras", tmp_path / "2.keras") == fresh  # the program removes it when it starts
+    assert best_after("moved/{epoch}.keras") == fresh
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "3.keras").touch()
     assert best_after("moved/{epoch}.keras") == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,30 @@ def test_a_finished_fit_is_not_continued_by_the_next_one(tmp_path: Path) -> None
     fit(model, callback(tmp_path / "run"))
     fit(model, callback(tmp_path / "run"))
     assert int(np.asarray(model.optimizer.iterations)) == 24
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' own saving
+@pytest.mark.parametrize("fits", [1, 2], ids=["the newest fit", "a fit before it"])
+def test_a_fit_that_had_ended_is_trained_again_if_the_program_has_removed_its_model(
+    fits: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    best = tmp_path / "best.weights.h5"
+
+    def start() -> str:
+        backup.numbers = FitNumbers()
+        saves = keras.callbacks.ModelCheckpoint(best, "loss", save_best_only=True, save_weights_only=True)
+        for units, others in [(8, [saves]), (9, [])][:fits]:
+            fit(new_model(units), callback(tmp_path / "run"), *others, epochs=1)
+        return capfd.readouterr().err
+
+    start()
+    assert start().count("had ended: not trained again") == fits
+    best.unlink()
+    said = start()
+    assert re.search("fit 1 had ended, but its model is no longer at .*: it is trained again", said)
+    assert said.count("had ended: not trained again") == fits - 1
+    assert best.exists()
 
 
 def test_a_process_with_millions_of_fits_remembers_the_newest_starts() -> None:
