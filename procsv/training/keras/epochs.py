@@ -262,6 +262,20 @@ def repeats_shuffled(dataset: Any, is_repeated: bool = False) -> bool:
     return (is_repeated and shuffles(dataset)) or any(repeats_shuffled(one, is_repeated) for one in dataset._inputs())
 
 
+def caches_random(steps: list[Any], draws: bool) -> bool:
+    """Return whether a pipeline caches elements that are others, or in another order, in each iterator.
+
+    `draws`: the program's functions draw from random generators.
+    """
+    caches = [one for one in steps if type(one).__name__ == "CacheDataset"]
+    return any(draws or captured_variables(one) or any(map(shuffles, steps_of(one))) for one in caches)
+
+
+def reads_ahead(dataset: Any) -> bool:
+    """Return whether a pipeline, after its last element, reaches its end without being asked for one more."""
+    return any("Prefetch" in type(one).__name__ or "Parallel" in type(one).__name__ for one in steps_of(dataset))
+
+
 def functions_of(dataset: Any) -> list[Any]:
     """Return the functions of a tf.data pipeline, such as those passed to `map`.
 

@@ -36,8 +36,10 @@ from procsv.training.keras import private
 from procsv.training.keras.callback_state import put_together, take_apart
 from procsv.training.keras.epochs import (
     Epochs,
+    caches_random,
     captured_variables,
     pipeline_of,
+    reads_ahead,
     repeats_shuffled,
     shuffles,
     shuffles_itself,
@@ -75,11 +77,36 @@ class Saved(msgspec.Struct, frozen=True):
     left: bytes = b""  # the variables and the random generators of the data, as they are now; empty if there are none
 
 
+class _Own(NamedTuple):
+    """The state that the program's data use, and that no iterator contains."""
+
+    variables: list[Any]
+    generators: Sequence[Any]  # random generators that only the program knows
+
+    def read(self) -> list[list[Any]]:
+        return [[one.numpy() for one in self.variables], [take_apart(one)[1] for one in self.generators]]
+
+    def write(self, values: list[Any], states: Sequence[Any] = ()) -> None:
+        """Restore the state. If the data now have another number of generators, leave these alone."""
+        if len(values) != len(self.variables):
+            raise UserError(
+                f"the data's functions use {len(self.variables)} variables, but used {len(values)} when the state "
+                "was saved: fit with the same data, or start from the beginning in another directory"
+            )
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+        for one, state in zip(self.generators, states, strict=True) if len(states) == len(self.generators) else ():
+            with contextlib.suppress(TypeError, ValueError, LookupError):  # a generator of another kind
+                put_together(one, "generator", state)
+
+
 class _Ended(NamedTuple):
     """The pipeline of a fit that had ended and was not trained again, so it is at its beginning."""
 
     parts: list[weakref.ref[Any]]  # the pipeline and its inputs, the outermost first
     saved: Saved
+    own: _Own
+    first: list[list[Any]]  # what `own` held before the first iterator, if that one fills a cache
 
 
 _ended: list[_Ended] = []
@@ -98,8 +125,7 @@ class DataPosition:
         self.shared: Any = None  # the part of the pipeline that the evaluations have too, if it shuffles
         self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
-        self._variables = captured_variables(epochs.dataset)
-        self.generators: Sequence[Any] = ()  # random generators that only the program knows
+        self._own, self._first = _Own(captured_variables(epochs.dataset), ()), list[list[Any]]()
         _name_unkept(epochs.dataset)
         self._ends, self._begins = list[bytes](), list[bytes]()
         self._py_dataset, self._parts = epochs.py_dataset, pipeline_of(epochs)
@@ -122,7 +148,7 @@ class DataPosition:
         has_current = current is not None
         place = (list(self.made), epochs.steps_seen, epochs.num_batches, has_current, self.shape, state, self.is_done)
         began = self.read_outside() if state or self._begins_iterator() else self._began
-        left = encode(self._read_own()) if self._variables or self.generators else b""
+        left = encode(self._own.read()) if any(self._own) else b""
         return Saved(*place, began, list(self._ends), list(self._begins), self.batch_size, left)
 
     def _begins_iterator(self) -> bool:
@@ -135,41 +161,20 @@ class DataPosition:
 
     def read_outside(self) -> bytes:
         """Read the state that an iterator depends on but does not contain."""
-        return encode([read_random(), *self._read_own()])
+        return encode([read_random(), *self._own.read()])
 
     def write_outside(self, state: bytes) -> None:
         drawn, *own = decode(state)
-        self._write_own(*own)
+        self._own.write(*own)
         write_random(drawn)
-
-    def _read_own(self) -> list[list[Any]]:
-        values = [variable.numpy() for variable in self._variables]
-        return [values, [take_apart(one)[1] for one in self.generators]]
-
-    def _write_own(self, values: list[Any], states: Sequence[Any] = ()) -> None:
-        if len(values) != len(self._variables):
-            raise UserError(
-                f"the data's functions use {len(self._variables)} variables, but used {len(values)} when the state "
-                "was saved: fit with the same data, or start from the beginning in another directory"
-            )
-        for variable, value in zip(self._variables, values, strict=True):
-            variable.assign(value)
-        self._write_generators(states)
-
-    def _write_generators(self, states: Sequence[Any]) -> None:
-        """Restore the random generators, unless the data now have another number of them."""
-        if len(states) == len(self.generators):
-            for one, state in zip(self.generators, states, strict=True):
-                with contextlib.suppress(TypeError, ValueError, LookupError):  # a generator of another kind
-                    put_together(one, "generator", state)
 
     def _restore_undrawn(self, saved: Saved) -> None:
         """Give the generators from which the replayed batches drew nothing the state of the snapshot: others draw from them."""
         _, *before = decode(saved.began)
         if saved.left and len(before) > 1:
-            states = self._read_own()[1]
-            pairs = zip(before[1], states, decode(saved.left)[1], strict=False)
-            self._write_generators([left if encode(now) == encode(began) else now for began, now, left in pairs])
+            values, states = self._own.read()
+            triples = zip(before[1], states, decode(saved.left)[1], strict=False)
+            self._own.write(values, [left if encode(now) == encode(began) else now for began, now, left in triples])
 
     def _record(self, call: Callable[[], None], states: list[bytes]) -> None:
         """Call a hook of the dataset, and record in `states` the random state that it draws from."""
@@ -179,6 +184,12 @@ class DataPosition:
         if has_drawn and sum(map(len, states)) + len(before) > ENDS_BYTES_MAX:
             return
         states.append(before if has_drawn else b"")
+
+    def draw_from(self, generators: Sequence[Any]) -> None:
+        """Restore these random generators, too, because the data draw from them."""
+        self._own = self._own._replace(generators=generators)
+        if caches_random(self._parts, bool(generators)):
+            self._first = self._own.read()
 
     def share_with(self, dataset: Any) -> None:
         """Note the part of the pipeline that the evaluations' data also use, if it shuffles.
@@ -222,10 +233,10 @@ class DataPosition:
         self._end_epochs_again(saved)
         self.write_outside(saved.began)
         if saved.left:
-            self._write_own(*decode(saved.left))
+            self._own.write(*decode(saved.left))
         write_random(drawn)
-        if any(map(shuffles, self._parts)):
-            _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved))
+        if any(map(shuffles, self._parts)) or self._first:
+            _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved, self._own, self._first))
 
     def _catch_up(self) -> None:
         """Move the pipeline to where ended fits, which were not trained again, had left it."""
@@ -235,13 +246,25 @@ class DataPosition:
             if shared is None:
                 continue
             _ended.remove(one)
-            keep = self.read_outside()
-            for taken in one.saved.made:
+            keep, kept = self.read_outside(), one.own.read()
+            for number, taken in enumerate(one.saved.made):
                 iterator = iter(shared)
-                for _ in range(taken if repeats_shuffled(shared) else min(taken, 1)):
-                    next(iterator, None)
-                    self.on_replayed()
+                if number == 0 and one.first:
+                    one.own.write(*one.first)
+                    self._take_all(iterator, taken, shared)
+                else:
+                    self._take(iterator, taken if repeats_shuffled(shared) else min(taken, 1))
+            one.own.write(*kept)
             self.write_outside(keep)
+
+    def _take(self, iterator: Any, count: int) -> None:
+        for _ in range(count):
+            next(iterator, None)
+            self.on_replayed()
+
+    def _take_all(self, iterator: Any, taken: int, dataset: Any) -> None:
+        """Take what the first iterator had taken, so that a cache in the pipeline has the same elements."""
+        self._take(iterator, taken + reads_ahead(dataset) if taken else 0)
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         resume, self._resume = self._resume, None
@@ -298,10 +321,15 @@ class DataPosition:
             self.made += made
             return
         keep = read_random()
-        for taken in made:
+        for number, taken in enumerate(made):
             iterator = iter(self._epochs.dataset)
             self.made[-1] = taken
-            if taken:
+            if number == 0 and self._first:  # it fills a cache, from which later iterators take
+                kept = self._own.read()
+                self._own.write(*self._first)
+                self._take_all(iterator, taken, self._parts[0])
+                self._own.write(*kept)
+            elif taken:
                 next(iterator)
         write_random(keep)
 

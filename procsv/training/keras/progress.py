@@ -242,7 +242,7 @@ class FitProgress:
             self.position.share_with(call.get("validation_data"))
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
         self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
-        self.position.generators = made.generators
+        self.position.draw_from(made.generators)
         self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------
