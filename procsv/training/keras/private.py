@@ -8,15 +8,22 @@ of Keras.
 
 from __future__ import annotations
 
+import dis
+import functools
 import importlib
 import inspect
+import itertools
 import random
+import sys
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from procsv.training.keras.content_digest import is_library
 
 # Keras' method that iterates over an epoch has had three forms: since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4.
 # ENUMERATES_BY has, for each, the method's name and the names in its code. position.py replaces one such iteration when
@@ -210,6 +217,9 @@ def eager_seed_source() -> Any:
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
 
 
+PLACES_MAX = 1000  # remembered places in a program's loops
+
+
 class RunSeeds:
     """Seeds for layers and initializers that the program leaves unseeded.
 
@@ -220,18 +230,31 @@ class RunSeeds:
     """
 
     def __init__(self) -> None:
-        self._numbers: random.Random | None = None
+        self._run: str | None = None  # the name of the run
+        self._drawn = dict[str, int]()  # how many seeds, by the place in the program's loops
         self._unseeded: set[tuple[int, ...]] = set()  # states that `random` has while nobody has seeded it
         self.find_attempt: Callable[[], tuple[str, Any] | None] = lambda: None
 
     def randint(self, least: int, most: int) -> int:
-        """Draw like random.randint, which Keras calls."""
-        if self._numbers is None and (found := self.find_attempt()) is not None:
-            name, first_state = found
-            self._numbers = random.Random(name)
+        """Draw like random.randint, which Keras calls.
+
+        A program may skip what it has done, such as the members of an ensemble. So the seeds of a
+        pass of a loop do not depend on the passes before it.
+        """
+        self._begin()
+        if not self._is_unseeded():
+            return random.randint(least, most)
+        place = place_in_loops(sys._getframe(1))
+        number = self._drawn.pop(place, 0) + 1
+        self._drawn[place] = number  # the newest last
+        if len(self._drawn) > PLACES_MAX:
+            del self._drawn[next(iter(self._drawn))]
+        return random.Random(f"{self._run} {place} {number}").randint(least, most)
+
+    def _begin(self) -> None:
+        if self._run is None and (found := self.find_attempt()) is not None:
+            self._run, first_state = found
             self._take_for_unseeded(first_state)
-        numbers = self._numbers if self._is_unseeded() else None
-        return (numbers or random).randint(least, most)
 
     def _take_for_unseeded(self, state: Any) -> None:
         """Note that `random` is unseeded in `state`, and in the state after its next change.
@@ -245,18 +268,48 @@ class RunSeeds:
 
     def _is_unseeded(self) -> bool:
         """Return whether `random` is unseeded; False if too many draws leave that unknown."""
-        return self._numbers is not None and random.getstate()[1][:-1] in self._unseeded
+        return self._run is not None and random.getstate()[1][:-1] in self._unseeded
 
     def read_seeds(self) -> Any:
         """Return the state of the seeds; None if Keras draws from `random` itself."""
-        return self._numbers.getstate() if self._numbers is not None and self._is_unseeded() else None
+        return self._drawn.copy() if self._is_unseeded() else None
 
     def write_seeds(self, state: Any) -> None:
         """Restore the state of the seeds. Call it after restoring `random`."""
-        if state is not None:
-            self._numbers = random.Random()
-            self._numbers.setstate(state)
+        if isinstance(state, dict):  # an older procsv saved something else
+            self._begin()
+            self._drawn = dict(state)
             self._take_for_unseeded(random.getstate())
+
+
+def place_in_loops(frame: FrameType | None) -> str:
+    """Return the passes of the program's `for` loops that `frame` and its callers are in; "" outside of any.
+
+    A pass is known by the numbers and texts that its loop has given to variables.
+    """
+    found = list[str]()
+    while frame is not None:
+        code = frame.f_code
+        if not is_library(frame.f_globals.get("__name__") or ""):
+            names = [name for begin, end, names in _loops_of(code) if begin <= frame.f_lasti < end for name in names]
+            values = {name: frame.f_locals.get(name, frame.f_globals.get(name)) for name in names}
+            passes = {name: value for name, value in values.items() if type(value) in (bool, int, float, str)}
+            found += [f"{code.co_qualname} {passes}"] if passes else []
+        frame = frame.f_back
+    return "; ".join(found)
+
+
+@functools.cache
+def _loops_of(code: CodeType) -> list[tuple[int, int, list[str]]]:
+    """Return where each `for` loop of `code` begins and ends, and the variables that it sets."""
+    steps, loops = list(dis.get_instructions(code)), list[tuple[int, int, list[str]]]()
+    for number, step in enumerate(steps):
+        if step.opname == "FOR_ITER":
+            stored = itertools.takewhile(lambda one: one.opname.startswith(("STORE", "UNPACK")), steps[number + 1 :])
+            targets = [one.argval for one in stored if one.opname.startswith("STORE")]
+            names = [name for one in targets for name in (one if isinstance(one, tuple) else (one,))]
+            loops.append((step.offset, step.argval, names))
+    return loops
 
 
 run_seeds = RunSeeds()

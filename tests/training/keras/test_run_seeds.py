@@ -54,6 +54,21 @@ def test_a_program_that_seeds_random_gets_what_keras_gives(when: str) -> None:
     assert draw(seeds) == wanted
 
 
+def test_a_program_that_skips_passes_of_a_loop_draws_what_the_others_draw_without_it() -> None:
+    def build(seeds: Any) -> list[int]:
+        return draw(seeds) + draw(seeds)
+
+    def members(first: int) -> dict[int, list[int]]:
+        seeds, found = attempt(), dict[int, list[int]]()
+        for number, _ in list(enumerate("abc"))[first:]:
+            found[number] = build(seeds)
+        return found
+
+    every = members(0)
+    assert members(1) == {number: every[number] for number in (1, 2)}
+    assert len({seed for seeds in every.values() for seed in seeds}) == 3 * 2 * 5
+
+
 def test_outside_of_a_run_keras_draws_from_random() -> None:
     random.seed(3)
     wanted = draw(random)
