@@ -257,7 +257,7 @@ def _find_outside(callback: Any) -> dict[str, Callable[[], Any]]:
         with contextlib.suppress(ValueError):  # a variable without a value
             named = inspect.getclosurevars(function)
             for name, value in {**named.globals, **named.nonlocals}.items():
-                if type(value) in CONTAINERS:
+                if type(value) in CONTAINERS or (value is not callback and _is_own(value, set())):
                     found[name] = _reader({name: value}, name)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for step in dis.get_instructions(function):
@@ -286,6 +286,8 @@ def _outline(value: Any, depth: int = 3) -> Any:
     """
     if is_scalar(value):
         return value
+    if depth and _is_own(value, set()):
+        return _outline(_attributes_of(value), depth)
     if not depth or type(value) not in (*CONTAINERS, tuple):
         return id(value)
     if len(value) > ITEMS_MAX:

@@ -126,11 +126,21 @@ def test_what_the_programs_callback_cannot_keep_is_named_once(caplog: pytest.Log
 SEEN = list[int]()
 
 
+class Level:
+    """An object of the program's own that its data use, too."""
+
+    def __init__(self) -> None:
+        self.number = 1
+
+    def rise(self) -> None:
+        self.number += 1
+
+
 def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    losses, best, curves = list[float](), {"loss": 9.0}, {"loss": list[float]()}
+    losses, best, curves, level = list[float](), {"loss": 9.0}, {"loss": list[float]()}, Level()
     callback = begin(
         keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: SEEN.append(epoch),
+            on_epoch_begin=lambda epoch, logs: SEEN.append(epoch) or level.rise(),
             on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]),
             on_train_batch_end=lambda batch, logs: best.update(loss=logs["loss"]),
             on_train_batch_begin=lambda batch, logs: curves["loss"].append(1.0),
@@ -143,7 +153,9 @@ def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogC
     callback.on_train_batch_begin(0, {})
     callback.on_train_batch_end(0, {"loss": 1.0})
     read_callbacks([callback])
-    assert all(f"LambdaCallback.{name} is not kept" in caplog.text for name in ("SEEN", "losses", "best", "curves"))
+    assert all(
+        f"LambdaCallback.{name} is not kept" in caplog.text for name in ("SEEN", "losses", "best", "curves", "level")
+    )
 
 
 TOTAL = 0
