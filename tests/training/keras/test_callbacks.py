@@ -140,7 +140,8 @@ def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogC
     losses, best, curves, level = list[float](), {"loss": 9.0}, {"loss": list[float]()}, Level()
     callback = begin(
         keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: SEEN.append(epoch) or level.rise(),
+            on_epoch_begin=lambda epoch, logs: SEEN.append(epoch),
+            on_test_begin=lambda logs: level.rise(),
             on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]),
             on_train_batch_end=lambda batch, logs: best.update(loss=logs["loss"]),
             on_train_batch_begin=lambda batch, logs: curves["loss"].append(1.0),
@@ -152,6 +153,7 @@ def test_what_a_callback_collects_outside_of_itself_is_named(caplog: pytest.LogC
     callback.on_epoch_end(0, {"loss": 1.0})
     callback.on_train_batch_begin(0, {})
     callback.on_train_batch_end(0, {"loss": 1.0})
+    callback.on_test_begin({})
     read_callbacks([callback])
     assert all(
         f"LambdaCallback.{name} is not kept" in caplog.text for name in ("SEEN", "losses", "best", "curves", "level")
