@@ -136,7 +136,7 @@ def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> 
     client.setsockopt(zmq.HEARTBEAT_TTL, DEAD_AFTER_MS)
 
 
-def told_port() -> int:
+def port_from_environment() -> int:
     """Returns the coordinator's port from the environment; 0 for any."""
     text = os.environ.get("PROCSV_PORT", "")
     if text and not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
@@ -146,7 +146,7 @@ def told_port() -> int:
 
 def told_state_port() -> int:
     """Returns the port for fetching snapshots: one above the coordinator's if that is set, otherwise 0 (any)."""
-    port = told_port()
+    port = port_from_environment()
     return port + 1 if 0 < port < 65535 else 0
 
 

@@ -50,7 +50,7 @@ class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
     pid: int = 0
 
 
-class Unfit(msgspec.Struct, frozen=True, tag=True):
+class CannotBecomeTrainer(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.  Answers
     BecomeTrainer.
 
@@ -60,7 +60,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-StandbyWord = Waiting | BecomeTrainer | ImportMore | TrainerBegun | Unfit
+StandbyWord = Waiting | BecomeTrainer | ImportMore | TrainerBegun | CannotBecomeTrainer
 STANDBY_DECODER: msgspec.msgpack.Decoder[StandbyWord] = msgspec.msgpack.Decoder(StandbyWord)
 
 

@@ -22,7 +22,7 @@ from procsv.report.account import Account, Incarnation
 ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
 
 
-class Blow(msgspec.Struct, frozen=True):
+class FaultOutcome(msgspec.Struct, frozen=True):
     """A fault that happened, and its cost."""
 
     fault: str
@@ -30,7 +30,7 @@ class Blow(msgspec.Struct, frozen=True):
     step: int
     task: str  # the task that it targeted; if it targeted none, the task whose state is saved
     incarnation: int
-    ended_trainer: bool  # whether it ended the process of that task
+    ended_task: bool  # whether it ended the process of that task
     lost_steps: int
     down_s: float  # from the death to the end of the first new step
     source: str  # what the next attempt resumed from: memory, checkpoint, fresh, alive, chief
@@ -46,7 +46,7 @@ class _Happened(msgspec.Struct, frozen=True):
 
 def find_blows(
     account: Account, faults: tuple[PlannedFault, ...], tasks: Mapping[str, Account] | None = None
-) -> tuple[list[Blow], list[str]]:
+) -> tuple[list[FaultOutcome], list[str]]:
     """Return the faults that happened, in order, and the texts of the faults that did not.
 
     `tasks`: task -> its account, if there are several; first the task whose state is saved. What a
@@ -61,7 +61,7 @@ def find_blows(
     accounts = dict(tasks or {str(TRAINER): account})
     chief = next(iter(accounts))
     accounts[chief] = account
-    blows = dict[int, Blow]()
+    blows = dict[int, FaultOutcome]()
     for task, own in accounts.items():
         numbers = [number for number, one in enumerate(happened) if _whose(one, accounts, chief) == task]
         for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
@@ -81,7 +81,7 @@ def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:
     return one.fault.target if one.fault is not None and one.fault.target in accounts else chief
 
 
-def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[Blow]:
+def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[FaultOutcome]:
     following = dict(zip((one.number for one in account.incarnations), account.incarnations[1:], strict=False))
     return [
         _blow(task, one, death, following.get(death.number) if death is not None else None)
@@ -126,15 +126,15 @@ def _died_of(incarnation: Incarnation, one: _Happened, until_s: float) -> bool:
     return is_of_watchdog and incarnation.start_s <= time_s <= (end_s or until_s)
 
 
-def _blow(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> Blow:
+def _blow(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> FaultOutcome:
     text = one.entry.fault
-    return Blow(
+    return FaultOutcome(
         fault=text,
         what=describe(one.fault) if one.fault is not None else text,
         step=one.entry.step,
         task=task,
         incarnation=died.number if died is not None else one.line.incarnation,
-        ended_trainer=died is not None,
+        ended_task=died is not None,
         lost_steps=died.lost_steps if died is not None else 0,
         down_s=_down_s(died, following),
         source=following.source if following is not None and died is not None else "",
@@ -147,7 +147,7 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
     return following.ready_s - died.end_s
 
 
-def _with_session(blow: Blow, since_s: float, account: Account, chief: str) -> Blow:
+def _with_session(blow: FaultOutcome, since_s: float, account: Account, chief: str) -> FaultOutcome:
     """Add what the loss of a server cost the chief, which must rebuild its session, or restart if
     it cannot.
     """
@@ -194,7 +194,7 @@ class Findings(msgspec.Struct):
 
     baseline: Trial
     drilled: Trial
-    blows: list[Blow]
+    blows: list[FaultOutcome]
     missed: list[str]  # faults that could have happened and did not
     comparison: dict[str, Any]
     continuity: dict[str, Any]

@@ -64,13 +64,13 @@ def show_findings(found: Findings, console: Console) -> None:
         names = ("fault", "at step", "process", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))
         for blow in found.blows:
-            went_on = _SOURCES.get(blow.source, blow.source) or ("-" if blow.ended_trainer else "went on")
+            went_on = _SOURCES.get(blow.source, blow.source) or ("-" if blow.ended_task else "went on")
             table.add_row(
                 as_markup(blow.what),
                 str(blow.step) if blow.step >= 0 else "-",
-                f"{blow.task} {blow.incarnation}" + (" ended" if blow.ended_trainer else ""),
+                f"{blow.task} {blow.incarnation}" + (" ended" if blow.ended_task else ""),
                 went_on,
-                str(blow.lost_steps) if blow.ended_trainer else "-",
+                str(blow.lost_steps) if blow.ended_task else "-",
                 show_duration(blow.down_s) if blow.down_s else "-",
             )
         console.print(table)

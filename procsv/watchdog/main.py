@@ -36,7 +36,7 @@ from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import OpenedRun, remove_run
 from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
-from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
+from procsv.watchdog.edge.signals import StoppedBeforeStart, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
 from procsv.watchdog.host.observed_program import ObservedProgram
 from procsv.watchdog.host.ports import PostMortemPort
@@ -91,7 +91,7 @@ def _run(
 
     def wait(seconds: float) -> None:
         if observed is not None and observed.wait(seconds):
-            raise Unwanted("the program has ended")
+            raise StoppedBeforeStart("the program has ended")
         wait_unless_stopped(launch.signals, seconds if observed is None else 0.0)
 
     with contextlib.closing(launch):

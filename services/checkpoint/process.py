@@ -265,7 +265,7 @@ class CheckpointService:
                 server.broadcast(body)
             case actions.Persist():
                 self._persist(action)
-            case actions.TakeStock(plan):
+            case actions.ListCheckpoints(plan):
                 self._run_job(
                     self._disk, lambda: self._store.list_checkpoints(plan), self._core.stocked, self._search_failed
                 )

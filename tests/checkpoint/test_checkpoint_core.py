@@ -26,12 +26,12 @@ from procsv.services.checkpoint.core.actions import (
     Announce,
     Examine,
     Find,
+    ListCheckpoints,
     Persist,
     RemoveStaged,
     Reply,
     Retire,
     ScanDirectory,
-    TakeStock,
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import CheckpointCore
@@ -266,7 +266,7 @@ def test_the_end_waits_for_a_running_save() -> None:
 def test_a_service_that_replaces_a_dead_one_saves_at_once_what_was_not_saved() -> None:
     desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
-    assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
+    assert [ListCheckpoints(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
     persist = only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist)
     assert persist.state.sequence == 4
     desk.saved(persist)

@@ -11,7 +11,14 @@ from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Unwritable, UserSave
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
-from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
+from procsv.services.checkpoint.core.actions import (
+    Acknowledge,
+    Announce,
+    Examine,
+    ListCheckpoints,
+    Persist,
+    ScanDirectory,
+)
 from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.directory import CALM_S, RESCAN_S
 from procsv.services.checkpoint.core.facts import DiskState, SavableState, Scan, Sighting
@@ -40,7 +47,7 @@ def test_the_end_of_the_run_is_answered_after_three_failed_reads_of_the_director
     desk.say(Finish(), task=WATCHDOG)
     for _ in range(2):
         assert bodies(desk.see(desk.core.search_failed("Input/output error", desk.now_s)), FlushDone) == []
-        assert TakeStock(PLAN) in desk.after(1.0)
+        assert ListCheckpoints(PLAN) in desk.after(1.0)
     out = desk.see(desk.core.search_failed("Input/output error", desk.now_s))
     assert bodies(out, FlushDone) == [FlushDone(-1, "Input/output error")]
 
@@ -62,14 +69,14 @@ def test_an_unreadable_directory_is_read_again_once_after_a_second() -> None:
     desk.see(desk.core.search_failed("Input/output error", desk.now_s))
     assert desk.core.next_due_s() == 1.0
     assert desk.after(0.99) == []
-    assert desk.after(0.01) == [TakeStock(PLAN)]
+    assert desk.after(0.01) == [ListCheckpoints(PLAN)]
     assert desk.after(5.0) == []
 
 
 def test_a_directory_that_was_read_is_not_read_again_because_a_search_failed() -> None:
     desk = Desk().begun()
     desk.see(desk.core.search_failed("Input/output error", desk.now_s))
-    assert not [action for action in desk.after(60.0) if isinstance(action, TakeStock)]
+    assert not [action for action in desk.after(60.0) if isinstance(action, ListCheckpoints)]
 
 
 # -- unwritable directory --------------------------------------------------------------------------------------

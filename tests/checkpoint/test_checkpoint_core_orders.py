@@ -14,11 +14,11 @@ from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Find,
+    ListCheckpoints,
     Persist,
     Reply,
     Retire,
     ScanDirectory,
-    TakeStock,
     VerifySlot,
 )
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState, Scan
@@ -61,7 +61,7 @@ class World:
                 case ScanDirectory():
                     assert not any(isinstance(job, ScanDirectory) for job in self.jobs)
                     self.jobs.append(action)
-                case Persist() | TakeStock() | Find() | VerifySlot():
+                case Persist() | ListCheckpoints() | Find() | VerifySlot():
                     assert not (isinstance(action, Persist) and any(isinstance(j, Persist) for j in self.jobs))
                     self.jobs.append(action)
                 case _:
@@ -120,7 +120,7 @@ class World:
                     self.take(core.saved(durable_of(state, reason), now_s))
                 else:
                     self.take(core.save_failed("bad luck", now_s))
-            case TakeStock():
+            case ListCheckpoints():
                 self.take(core.stocked(DiskState(self.newest_step, self.on_disk, None, ()), now_s))
             case ScanDirectory():
                 self.take(core.scanned(Scan((), self.newest_step, ""), now_s))

@@ -6,7 +6,7 @@ import msgspec
 
 from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.checkpoint_messages import Restored
-from procsv.services.checkpoint.core.actions import Acknowledge, Persist, TakeStock
+from procsv.services.checkpoint.core.actions import Acknowledge, ListCheckpoints, Persist
 from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import DiskState
 from tests.support.core_desk import NOTHING, PLAN, Desk, only, slot
@@ -24,17 +24,17 @@ def test_repeating_the_plan_changes_nothing() -> None:
 
 def test_checkpoints_stay_known_until_the_plan_names_another_place() -> None:
     desk = Desk().begun(STOCK)
-    assert TakeStock(SOONER) in desk.say(SOONER)
+    assert ListCheckpoints(SOONER) in desk.say(SOONER)
     assert (desk.core.states.newest_step, desk.core.states.kept) == (10, STOCK.kept)
-    assert TakeStock(ELSEWHERE) in desk.say(ELSEWHERE)
+    assert ListCheckpoints(ELSEWHERE) in desk.say(ELSEWHERE)
     assert (desk.core.states.newest_step, desk.core.states.kept) == (-1, ())
 
 
 def test_a_snapshots_plan_holds_until_a_trainer_sends_its_own() -> None:
     desk = Desk()
-    assert desk.core.plan_seen(SOONER, 0.0) == [TakeStock(SOONER)]
+    assert desk.core.plan_seen(SOONER, 0.0) == [ListCheckpoints(SOONER)]
     assert desk.core.plan_seen(ELSEWHERE, 0.0) == []
-    assert TakeStock(PLAN) in desk.say(PLAN)
+    assert ListCheckpoints(PLAN) in desk.say(PLAN)
     assert desk.core.plan_seen(SOONER, 0.0) == []
 
 

@@ -9,10 +9,10 @@ from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Find,
+    ListCheckpoints,
     Persist,
     Reply,
     Retire,
-    TakeStock,
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import CheckpointCore
@@ -24,7 +24,7 @@ from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, 
 def test_a_restore_waits_for_the_plan_and_for_the_contents_of_the_disk() -> None:
     desk = Desk()
     assert desk.say(Restore(False)) == []
-    assert [TakeStock(PLAN)] == [a for a in desk.say(PLAN) if not isinstance(a, Acknowledge)]
+    assert [ListCheckpoints(PLAN)] == [a for a in desk.say(PLAN) if not isinstance(a, Acknowledge)]
     assert [Find(PLAN)] == desk.see(desk.core.stocked(NOTHING, 0.0))
     assert [RestoreFrom("fresh", "", -1, 0, (), "")] == bodies(desk.core.found(NO_CHECKPOINT, 0.0), RestoreFrom)
 
@@ -131,7 +131,7 @@ def test_an_unreadable_directory_is_an_error_and_never_a_fresh_start() -> None:
     answer = bodies(desk.core.search_failed("Input/output error", 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step) == ("checkpoint", -1)
     assert "Input/output error" in answer.error
-    assert [TakeStock(PLAN)] == desk.after(1.0)
+    assert [ListCheckpoints(PLAN)] == desk.after(1.0)
 
 
 def test_durable_only_saves_first_and_then_answers_with_the_checkpoint() -> None:
@@ -241,7 +241,7 @@ def begun_elsewhere(before: str) -> Desk:
     desk.after(0.0)
     assert not [a for a in desk.out if isinstance(a, Retire)], "nobody knows yet"
     desk.say(PLAN)
-    desk.see(desk.core.stocked(DiskState(10, 5, None, (), run_before=before), 0.0))
+    desk.see(desk.core.stocked(DiskState(10, 5, None, (), previous_owner=before), 0.0))
     return desk
 
 

@@ -90,7 +90,7 @@ def test_an_empty_place_has_nothing_to_restore_and_is_no_error(place: Place) -> 
     assert files.has_logdir()
     listing = files.listing(place.plan)
     assert (listing.candidates, listing.kept, listing.exists) == ([], (), False)
-    assert files.run_before(place.plan) == ""
+    assert files.previous_owner(place.plan) == ""
     found = files.find_checkpoint(place.plan, -1)
     assert (found.checkpoint, found.kept, found.rejected, found.error) == (None, (), (), "")
 

@@ -142,5 +142,5 @@ def test_a_restarted_service_still_knows_and_reports_the_directorys_previous_run
 
     first = newer.store()
     assert first.lineage() == frozenset(), "the directory alone tells"
-    assert first.list_checkpoints(newer.plan).run_before == older.run.id
+    assert first.list_checkpoints(newer.plan).previous_owner == older.run.id
     assert newer.store().lineage() == {older.run.id}

@@ -287,12 +287,12 @@ def test_several_tasks_are_drilled_and_each_fault_is_reported_with_its_cost(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
     worker, server = said["faults"]
-    assert (worker["task"], worker["ended_trainer"], worker["lost_steps"], worker["source"]) == (
+    assert (worker["task"], worker["ended_task"], worker["lost_steps"], worker["source"]) == (
         "worker.0",
         True,
         0,
         "chief",
     )
-    assert (server["task"], server["ended_trainer"], server["source"]) == ("ps.0", True, "memory")
+    assert (server["task"], server["ended_task"], server["source"]) == ("ps.0", True, "memory")
     assert server["down_s"] > 0
     assert (said["held"], said["not_happened"], said["variables"]) == (True, [], "close")

@@ -73,8 +73,8 @@ def test_a_drill_that_ends_the_same_passes() -> None:
 
 def test_each_fault_is_reported_with_its_cost() -> None:
     killed, service = _findings().blows
-    assert (killed.ended_trainer, killed.lost_steps, killed.down_s, killed.source) == (True, 4, 6.0, "memory")
-    assert (service.ended_trainer, service.lost_steps, service.down_s) == (False, 0, 0.0)
+    assert (killed.ended_task, killed.lost_steps, killed.down_s, killed.source) == (True, 4, 6.0, "memory")
+    assert (service.ended_task, service.lost_steps, service.down_s) == (False, 0, 0.0)
 
 
 def test_a_trainer_dies_of_the_fault_aimed_at_it_though_another_came_before_it_was_gone() -> None:
@@ -95,8 +95,8 @@ def test_a_trainer_dies_of_the_fault_aimed_at_it_though_another_came_before_it_w
     assert account is not None
     faults = tuple(parse_fault(text) for text in ("raise trainer at step 50", "kill checkpoint at step 40"))
     (raised, killed), _ = find_blows(account, faults)
-    assert (raised.ended_trainer, raised.down_s, raised.source) == (True, 6.0, "memory")
-    assert (killed.ended_trainer, killed.down_s) == (False, 0.0)
+    assert (raised.ended_task, raised.down_s, raised.source) == (True, 6.0, "memory")
+    assert (killed.ended_task, killed.down_s) == (False, 0.0)
 
 
 def test_a_fault_that_never_happened_is_named() -> None:
@@ -303,9 +303,9 @@ def test_a_tasks_fault_is_reported_from_that_tasks_account_and_a_servers_by_the_
     faults = tuple(parse_fault(text) for text in ("kill worker.0 at step 50", "kill ps.0 at step 70"))
     (worker, server), missed = find_blows(*_group()[:1], faults, _group()[1])
     assert missed == []
-    assert (worker.task, worker.ended_trainer, worker.lost_steps, worker.down_s) == ("worker.0", True, 0, 2.0)
+    assert (worker.task, worker.ended_task, worker.lost_steps, worker.down_s) == ("worker.0", True, 0, 2.0)
     assert worker.source == "chief"
-    assert (server.task, server.ended_trainer, server.lost_steps, server.down_s) == ("ps.0", True, 6, 3.0)
+    assert (server.task, server.ended_task, server.lost_steps, server.down_s) == ("ps.0", True, 6, 3.0)
     assert server.source == "memory"
 
 

@@ -40,7 +40,7 @@ PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
 LEGACY = "tf_keras"  # left alone: its BackupAndRestore has a manager of its own, and deletes the directory
 
 _supervised: list[Any] = []  # the manager that is supervised, or was last
-_favourite: list[Any] = []  # the manager that the program last asked for checkpoints
+_last_asked: list[Any] = []  # the manager that the program last asked for checkpoints
 _read_from: set[Path] = set()  # directories of the checkpoints that the program has read
 _looked_at: list[None] = []  # not empty if the program has asked which checkpoints there are
 
@@ -141,7 +141,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         if not self._is_saving:
             _looked_at[:] = [None]
         if self._is_supervised is None and not self._is_saving:
-            _favourite[:] = [self]
+            _last_asked[:] = [self]
             # The run has a directory. This manager gets it, even if the program names a new one at each start.
             if runtime is not None and _has_directory(runtime.connection.start):
                 self._supervise_if_possible()
@@ -151,7 +151,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         """Return whether procsv makes the save that the program asks for."""
         if self._is_supervised is not None:
             return self._is_supervised
-        favourite = next(iter(_favourite), self)
+        favourite = next(iter(_last_asked), self)
         if favourite is not self and favourite._is_supervised is None and not self._has_saved:
             return False  # the favourite will probably save, too, and the program restores from the favourite
         if not self._supervise_if_possible(is_saving=True):

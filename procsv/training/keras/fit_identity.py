@@ -39,7 +39,7 @@ CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  #
 _UNSEEN = "cannot be compared"
 # Names and objects that differ from process to process, so they are left out of a digest.
 _NO_SETTING = {"name", "_name", "_path", "module", "registered_name", "build_config", "shared_object_id"}
-_OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name", "_metadata"}
+IGNORED_DATASET_ATTRIBUTES = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name", "_metadata"}
 _TEXT_MAX = 60
 _DIGEST = re.compile("[0-9a-f]{32}")
 _SCALARS = (type(None), bool, int, float, str)
@@ -315,7 +315,7 @@ class _FitDigest(ContentDigest):
         self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
         inputs, functions = dataset._inputs(), functions_of(dataset)
         for name, value in vars(dataset).items():
-            if name in _OF_THE_DATASET or any(value is one for one in inputs):
+            if name in IGNORED_DATASET_ATTRIBUTES or any(value is one for one in inputs):
                 continue
             if any(value is one for one in functions):
                 self._add_tensor_function(value)

@@ -40,10 +40,10 @@ from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.fd_messages import (
     STANDBY_DECODER,
     BecomeTrainer,
+    CannotBecomeTrainer,
     ImportMore,
     StandbyWord,
     TrainerBegun,
-    Unfit,
     Waiting,
 )
 from procsv.training.process.fork import (
@@ -120,9 +120,9 @@ class StandbyProcess:
                 continue
             assert isinstance(word, BecomeTrainer), "the watchdog says nothing else"
             if changed := files.changed():
-                self._line.send(Unfit(f"{changed} has been changed since it was imported"))
+                self._line.send(CannotBecomeTrainer(f"{changed} has been changed since it was imported"))
             elif _is_homeless():
-                self._line.send(Unfit("its working directory was deleted"))
+                self._line.send(CannotBecomeTrainer("its working directory was deleted"))
             elif self._why_no_fork():
                 self._become(word, given)
                 self._line.send(TrainerBegun())

@@ -192,8 +192,8 @@ class MonitoredController(SessionController):
         """Starts to look after a new session whose state is in place."""
         self._introduce(session.graph)
         self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
-        is_anew = self._reason != "start"
-        if self._hook is None and not is_anew and not self._is_worker:
+        is_recreated = self._reason != "start"
+        if self._hook is None and not is_recreated and not self._is_worker:
             log.warning(
                 "procsv: no CheckpointSaverHook: nothing of this session is saved, so after a crash the program starts "
                 "from the beginning; add this hook, or give a MonitoredTrainingSession a checkpoint_dir, which adds it"
@@ -203,12 +203,12 @@ class MonitoredController(SessionController):
         # A model that survived on its servers may have trained on since the last capture.
         is_saved = is_resumed and training.origin.source != "alive"
         self.saved_step = training.first_step if is_saved else NOT_SAVED
-        self._resumed_at = training.first_step if is_resumed and not is_anew else None
-        if not is_anew:
+        self._resumed_at = training.first_step if is_resumed and not is_recreated else None
+        if not is_recreated:
             self._begins_at = training.first_step
-        if is_resumed and not is_anew and self.runtime.observer is None:
+        if is_resumed and not is_recreated and self.runtime.observer is None:
             self._go_on_counting()
-        if is_anew or (is_resumed and not self._is_first_of_worker()):
+        if is_recreated or (is_resumed and not self._is_first_of_worker()):
             self._writers.mark_start(training.first_step)
             self.mark_attempt(training.first_step)
         elif self.runtime.connection.start.incarnation == 1:

@@ -139,7 +139,7 @@ class FileState(msgspec.Struct, frozen=True):
     path: str
     identity: tuple[int, int] | None  # device and inode; None: nothing of ours is there
     owner: TaskId = WATCHDOG  # who recreates it
-    is_said_by_others: bool = False  # others tell the user of its loss, so it is only journaled
+    is_reported_elsewhere: bool = False  # others tell the user of its loss, so it is only journaled
 
 
 class RunFilesChecked(Event, frozen=True):

@@ -23,7 +23,7 @@ LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared 
 class RemovedFile(msgspec.Struct):
     what: str
     since_s: float
-    is_said_by_others: bool
+    is_reported_elsewhere: bool
     error: str = ""  # why it cannot be recreated
 
 
@@ -68,7 +68,7 @@ class RunFilesWatch(msgspec.Struct):
         if loss is None or loss.error == error:
             return []
         loss.error = error
-        if loss.is_said_by_others:
+        if loss.is_reported_elsewhere:
             return []
         return [Say(f"the {loss.what} {path} cannot be recreated: {error}; trying again", is_bad=True)]
 
@@ -90,9 +90,9 @@ class RunFilesWatch(msgspec.Struct):
         return state.identity is None or state.identity != self.known.get(state.path, state.identity)
 
     def _lose(self, state: FileState, now_s: float) -> list[Action]:
-        self.losses[state.path] = RemovedFile(state.what, now_s, state.is_said_by_others)
+        self.losses[state.path] = RemovedFile(state.what, now_s, state.is_reported_elsewhere)
         out: list[Action] = [WriteEntry(entries.GroundLost(what=state.what, path=state.path), WATCHDOG, 1)]
-        if not state.is_said_by_others:
+        if not state.is_reported_elsewhere:
             out.append(Say(f"something removed the {state.what} {state.path}; the run goes on", is_bad=True))
         return out
 
@@ -104,7 +104,7 @@ class RunFilesWatch(msgspec.Struct):
         loss = self.losses.pop(path)
         seconds = now_s - loss.since_s
         restored = WriteEntry(entries.GroundRestored(what=loss.what, path=path, seconds=round(seconds, 3)), WATCHDOG, 1)
-        if loss.is_said_by_others:
+        if loss.is_reported_elsewhere:
             return [restored]
         text = f"the {loss.what} {path} is there again, after {show_duration(seconds)}"
         return [restored, Say(text)]

@@ -28,7 +28,7 @@ from procsv.watchdog.edge.environment import RemoteHost
 from procsv.watchdog.edge.opening.open_run import OpenedRun
 from procsv.watchdog.edge.opening.run_lock import OpenRequest, Wait
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
-from procsv.watchdog.edge.signals import Signals, Unwanted, wait_unless_stopped
+from procsv.watchdog.edge.signals import Signals, StoppedBeforeStart, wait_unless_stopped
 
 WHAT_CHARS_MAX = 1000  # a lease must stay small, so it names no more than this of a command line
 
@@ -41,7 +41,7 @@ class Launch(NamedTuple):
     ports: HeldPorts
 
     def wait(self, seconds: float) -> None:
-        """Wait up to `seconds`; Unwanted if a signal asks for the end."""
+        """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end."""
         wait_unless_stopped(self.signals, seconds)
 
     def request(self, what: str, wait: Wait) -> OpenRequest:
@@ -80,11 +80,11 @@ def make_launch(start: Start, console: Console) -> Launch:
 
 
 def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
-    """Return our lease of the logdir; Unwanted if the program to observe has ended."""
+    """Return our lease of the logdir; StoppedBeforeStart if the program to observe has ended."""
     try:
         process = identify(start.observes or os.getpid())
     except psutil.NoSuchProcess:
-        raise Unwanted("the program has ended") from None
+        raise StoppedBeforeStart("the program has ended") from None
     return Lease(
         run=start.run,
         place=find_place(),

@@ -60,7 +60,7 @@ def _nothing(number: int, frame: object) -> None:
     """Do nothing: the system call returns anyway, and the pipe has the signal's number."""
 
 
-class Unwanted(UserError):
+class StoppedBeforeStart(UserError):
     """A signal came, or the program to observe ended, before anything was started."""
 
     def __init__(self, source: str) -> None:
@@ -68,13 +68,13 @@ class Unwanted(UserError):
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Wait up to `seconds`; Unwanted if a signal asks for the end. There is no program yet, so a
+    """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end. There is no program yet, so a
     signal that would be passed on to it has its default meaning here.
     """
     if not signals.wait(seconds):
         return
     for asked in signals.take_requests():
         if isinstance(asked, StopAsked):
-            raise Unwanted(asked.source)
+            raise StoppedBeforeStart(asked.source)
         if default_of(asked.number) is not Default.GO_ON:
-            raise Unwanted(signal.Signals(asked.number).name)
+            raise StoppedBeforeStart(signal.Signals(asked.number).name)

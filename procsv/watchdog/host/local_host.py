@@ -78,7 +78,7 @@ class LocalHost(TaskHost):
         self._running: dict[TaskId, Attempt] = {}  # only tasks, not services
         self._held: list[HeldStart] = []  # starts that wait for the standby
         self._clearing: dict[TaskId, int] = {}  # the attempts whose trees are being removed
-        self._becomes_to_end = False  # the attempt that a standby must become was asked to end
+        self._promoting_must_end = False  # the attempt that a standby must become was asked to end
         self._starts_are_over = False
         self._news: list[Event] = []
         self._told = self._preparing()
@@ -101,13 +101,13 @@ class LocalHost(TaskHost):
         """Signal an attempt. SIGTERM to an attempt that has not begun cancels its start."""
         if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had started"):
             return
-        self._becomes_to_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
+        self._promoting_must_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
         self._processes.signal(task, incarnation, number)
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         if self._withdraw(task, incarnation, "it was killed before it had started"):
             return
-        self._becomes_to_end |= self.standby.is_becoming(task, incarnation)
+        self._promoting_must_end |= self.standby.is_becoming(task, incarnation)
         self._processes.kill_tree(task, incarnation)
 
     def _withdraw(self, task: TaskId, incarnation: int, why: str) -> bool:
@@ -199,7 +199,7 @@ class LocalHost(TaskHost):
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))
         is_becoming = self.standby.is_becoming(task, incarnation)
-        if is_becoming and self._becomes_to_end:
+        if is_becoming and self._promoting_must_end:
             self._promoted(Promoted(self.standby.number, task, incarnation, dead.pid), now_s)
         elif is_becoming or task == STANDBY:
             self.standby.died(ended, now_s)
@@ -279,7 +279,7 @@ class LocalHost(TaskHost):
         self._begun(Started(task, incarnation, pid))
 
     def _promote(self, start: Promote) -> None:
-        self._becomes_to_end = False
+        self._promoting_must_end = False
         try:
             self._heartbeats.follow_heartbeat(start.task, start.incarnation)
             self._link.promote(start.number, start.task, start.incarnation)

@@ -14,7 +14,7 @@ from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import AdoptedChild, Child
-from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
+from procsv.ipc.messaging.fd_messages import BecomeTrainer, CannotBecomeTrainer, ImportMore, StandbyWord, TrainerBegun
 from procsv.watchdog.host.processes import Processes, RunningChild
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
@@ -49,7 +49,7 @@ class StandbyLink:
                 except OSError as error:  # no descriptor is left to watch the fork; it ends with the other orphans
                     return NotPromoted(task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)
-            case Unfit(why):
+            case CannotBecomeTrainer(why):
                 self._waits_again(running)
                 return NotPromoted(task, incarnation, why)
             case _:

@@ -24,7 +24,7 @@ from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, lost_term, newest_term, write_term
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, own_host, told_port
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, own_host, port_from_environment
 from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import (
@@ -330,7 +330,7 @@ def _listen(
 ) -> TcpServer:
     """Open the coordinator's server; UserError if the port is taken."""
     at = placement.coordinator if is_told_address else None
-    port = int(at.rpartition(":")[2]) if at is not None else told_port()
+    port = int(at.rpartition(":")[2]) if at is not None else port_from_environment()
     me = Address(start.run, WATCHDOG, start.incarnation)
     return TcpServer(context, port, keys.coordinator, keys.of_members(placement.ranks - 1), me, clock)
 

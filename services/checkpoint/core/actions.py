@@ -51,7 +51,7 @@ class Persist(Action, frozen=True):
     plan: CheckpointPlan
 
 
-class TakeStock(Action, frozen=True):
+class ListCheckpoints(Action, frozen=True):
     """Lists the checkpoints on disk, for a new plan.  Answered by `stocked` or `search_failed`."""
 
     plan: CheckpointPlan

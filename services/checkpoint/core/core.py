@@ -198,7 +198,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
-        """Handles a directory that could not be read: TakeStock or Find has failed."""
+        """Handles a directory that could not be read: ListCheckpoints or Find has failed."""
         if not self.directory.is_stocked:
             self.directory.not_stocked(now_s)
             self.saving.failures += 1

@@ -24,9 +24,9 @@ from procsv.services.checkpoint.core.actions import (
     Adopt,
     Announce,
     Examine,
+    ListCheckpoints,
     MakeOwn,
     ScanDirectory,
-    TakeStock,
 )
 from procsv.services.checkpoint.core.facts import AdoptionResult, DiskState, Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN
@@ -61,7 +61,9 @@ class ExternalSaves(msgspec.Struct):
     _done: dict[str, Signature] = msgspec.field(default_factory=dict)
     _told: dict[str, list[Received]] = msgspec.field(default_factory=dict)
     _own: set[str] = msgspec.field(default_factory=set)  # reported as the supervised Saver's, not settled yet
-    _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted as another Saver's; a report may come late
+    _adopted_as_external: set[str] = msgspec.field(
+        default_factory=set
+    )  # adopted as another Saver's; a report may come late
     _busy: Sighting | None = None  # the checkpoint that is being examined or adopted
     _examined: Verified | None = None  # the last checkpoint that was verified but could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead, so nobody is still writing
@@ -148,8 +150,8 @@ class ExternalSaves(msgspec.Struct):
     def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
         """Acknowledges settled reports: the checkpoint is adopted, unusable or gone."""
         settled = [path for path in self._told if path not in open_paths]
-        late = self._unannounced.intersection(settled)
-        self._unannounced -= late
+        late = self._adopted_as_external.intersection(settled)
+        self._adopted_as_external -= late
         self._own &= open_paths
         out: list[Action] = [MakeOwn(path, plan) for path in sorted(late)]
         return out + [Acknowledge(asker) for path in settled for asker in self._told.pop(path)]
@@ -180,8 +182,10 @@ class ExternalSaves(msgspec.Struct):
             self._examined = examined  # it is not read again unless it changes
         else:
             self._done[examined.path] = examined.signature
-            self._unannounced = (
-                self._unannounced - {examined.path} if taken.own else self._unannounced | {examined.path}
+            self._adopted_as_external = (
+                self._adopted_as_external - {examined.path}
+                if taken.own
+                else self._adopted_as_external | {examined.path}
             )
         self._end_with(examined.path)
 
@@ -211,13 +215,13 @@ class Directory:
         """The plan, once the directory's contents are known."""
         return self.plan if self.is_stocked else None
 
-    def follow_plan(self, plan: CheckpointPlan) -> TakeStock:
+    def follow_plan(self, plan: CheckpointPlan) -> ListCheckpoints:
         """Switches to a new plan."""
         if self.plan is not None and plan.save_path != self.plan.save_path:
             self._states.forget_disk()
         self.plan = plan
         self.is_stocked = False
-        return TakeStock(plan)
+        return ListCheckpoints(plan)
 
     def stocked(self, stock: DiskState) -> None:
         if not self.is_stocked:
@@ -233,7 +237,7 @@ class Directory:
         if self.plan is None or self._stock_again_s is None or now_s < self._stock_again_s:
             return []
         self._stock_again_s = None
-        return [TakeStock(self.plan)]
+        return [ListCheckpoints(self.plan)]
 
     # -- checkpoints of other writers -------------------------------------------------------------------------
     @property

@@ -48,7 +48,7 @@ class DiskState(msgspec.Struct, frozen=True):
     durable: Durable | None
     kept: tuple[str, ...]
     run_began: float | None = None  # Unix seconds
-    run_before: str = ""  # the run that used the directory before us, if the directory records it
+    previous_owner: str = ""  # the run that used the directory before us, if the directory records it
     newest_sequence: int = 0
     newest_time: float = math.inf  # when another writer wrote the newest (Unix seconds); inf if it is ours
 

@@ -75,8 +75,8 @@ class States(msgspec.Struct):
         """Notes the checkpoints on disk for a new plan."""
         self.asks_directory = False
         self.run_began = self.run_began if stock.run_began is None else stock.run_began
-        if stock.run_before:
-            self.lineage |= {stock.run_before}
+        if stock.previous_owner:
+            self.lineage |= {stock.previous_owner}
             self.see(self.slots)
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:

@@ -71,7 +71,7 @@ class UrlFiles:
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         return paths
 
-    def run_before(self, plan: CheckpointPlan) -> str:
+    def previous_owner(self, plan: CheckpointPlan) -> str:
         return self._fence.displaced.get(gfile.directory_of(plan.save_path), "")
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:

@@ -46,7 +46,7 @@ class CheckpointFiles(Protocol):
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         """Return the `paths` that belong on the supervised Saver's own list."""
 
-    def run_before(self, plan: CheckpointPlan) -> str:
+    def previous_owner(self, plan: CheckpointPlan) -> str:
         """Return the run on another machine that saved here before ours, or "" if that is not recorded here."""
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:

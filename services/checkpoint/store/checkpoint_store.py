@@ -89,7 +89,7 @@ class Store:
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         """List the checkpoints on disk. Verify the newest if a snapshot in memory may hold the same state."""
         listing = self._files.listing(plan)
-        before = self._files.run_before(plan)
+        before = self._files.previous_owner(plan)
         top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
         if not listing.candidates:
             return DiskState(
@@ -98,7 +98,7 @@ class Store:
                 durable=None,
                 kept=(),
                 run_began=run_began(self._start),
-                run_before=before,
+                previous_owner=before,
             )
         newest, kept = listing.candidates[0], self._files.own(listing.kept, plan)
         durable = self._as_durable(listing, newest, kept)
@@ -108,7 +108,7 @@ class Store:
             durable=durable,
             kept=kept,
             run_began=run_began(self._start),
-            run_before=before,
+            previous_owner=before,
             newest_sequence=newest.sequence,
             newest_time=time_of_external(newest),
         )

@@ -101,7 +101,7 @@ class LocalFiles:
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         return self._rotation.own(paths, plan, {})
 
-    def run_before(self, plan: CheckpointPlan) -> str:
+    def previous_owner(self, plan: CheckpointPlan) -> str:
         return ""  # the run files in the logdir record it
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:

@@ -16,11 +16,11 @@ ALL = (DIRECTORY, OURS, THEIRS)
 
 
 def gone(state: FileState) -> FileState:
-    return FileState(state.what, state.path, None, state.owner, state.is_said_by_others)
+    return FileState(state.what, state.path, None, state.owner, state.is_reported_elsewhere)
 
 
 def anew(state: FileState) -> FileState:
-    return FileState(state.what, state.path, (2, 9), state.owner, state.is_said_by_others)
+    return FileState(state.what, state.path, (2, 9), state.owner, state.is_reported_elsewhere)
 
 
 def journaled(actions: list[Action]) -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def test_a_failed_restore_is_reported_once_and_retried_at_each_look() -> None:
 
 
 def test_what_others_report_is_only_journaled() -> None:
-    logdir = FileState(LOGDIR, "/logdir", (1, 7), is_said_by_others=True)
+    logdir = FileState(LOGDIR, "/logdir", (1, 7), is_reported_elsewhere=True)
     watch = seen(logdir)
     lost = watch.check_files([gone(logdir)], 2.0)
     assert (journaled(lost), said(lost)) == ([("ground_lost", "/logdir")], [])

@@ -34,7 +34,7 @@ class Closing:
             if not service.is_over:
                 wanted += self._end_service(service, is_late=now_s >= end_s)
         is_hopeless = now_s >= end_s + TREE_S_MAX  # processes were killed and do not disappear
-        is_prepared = any(task.host_prepares for task in self._roster.tasks.values())
+        is_prepared = any(task.standby_is_alive for task in self._roster.tasks.values())
         is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
         return [*wanted, *self.quit(now_s)] if is_hopeless or is_gone else wanted
 

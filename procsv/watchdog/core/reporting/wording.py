@@ -106,18 +106,18 @@ def training(
     recovered: FirstStepDone,
     death_s: float,
     last: LastExit | None,
-    taken_back: int | None = None,
+    steps_lost_with_servers: int | None = None,
     unsaved_s: float | None = None,
 ) -> str:
     """Report the first step after a start. `last`: how the previous trainer of this launch ended.
 
-    `taken_back`: the lost steps of all tasks, if several train the same model. `unsaved_s`: how
+    `steps_lost_with_servers`: the lost steps of all tasks, if several train the same model. `unsaved_s`: how
     long the previous trainer trained after its last save, if the program's steps are its saves.
     """
     after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:
         return f"training at {unit} {recovered.step:,}, {after} after the start"
-    redone = last.step - max(recovered.restored_step, 0) if taken_back is None else taken_back
+    redone = last.step - max(recovered.restored_step, 0) if steps_lost_with_servers is None else steps_lost_with_servers
     spent = [f"{redone:,} {unit if redone == 1 else f'{unit}s'}"] if redone > 0 else []
     spent += [] if unsaved_s is None else [show_duration(unsaved_s)]
     if spent:

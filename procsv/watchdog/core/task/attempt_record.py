@@ -58,18 +58,20 @@ class AttemptRecord:
         self._ready = incarnation
         self.goodput.start_training(first.ended_s, first.step)
         ready = WriteEntry(entries.Ready(step=first.step), self._task, incarnation)
-        taken_back = self._progress.taken_back
+        steps_lost_with_servers = self._progress.steps_lost_with_servers
         recovered = entries.Recovered(
             step=first.restored_step,
             source=first.source,
             origin=first.origin,
             seconds=round(max(0.0, first.ended_s - self._death_s), 3),
-            lost_steps=UNSET if taken_back is None else taken_back,
+            lost_steps=UNSET if steps_lost_with_servers is None else steps_lost_with_servers,
         )
         told: list[Action] = [ready, WriteEntry(recovered, self._task, incarnation)]
         if self._progress.keeps_state and not self._observes:
             progress = self._progress
-            text = wording.training(first, self._death_s, self.last_exit, progress.taken_back, self.unsaved_s)
+            text = wording.training(
+                first, self._death_s, self.last_exit, progress.steps_lost_with_servers, self.unsaved_s
+            )
             suspected = progress.avoided_step
             if suspected != NO_STEP:
                 text += wording.went_back(suspected, first.restored_step, progress.began_step)

@@ -49,7 +49,9 @@ class TaskProgress:
         self.serving_s: float | None = None  # since when it serves variables to other tasks
         self.has_served = False  # it has served in this launch
         self.model: ModelProgress | None = None  # the model that it trains with others, on servers
-        self.taken_back: int | None = None  # steps of all tasks lost when the running attempt restored that model
+        self.steps_lost_with_servers: int | None = (
+            None  # steps of all tasks lost when the running attempt restored that model
+        )
 
     @property
     def handles_stop(self) -> bool:
@@ -133,7 +135,7 @@ class TaskProgress:
         self.steps_total = self.steps_total if first.steps_total < 0 else first.steps_total
         self.snapshots.recovered()
         if self.model is not None:
-            self.taken_back = self._put_back(self.model, first)
+            self.steps_lost_with_servers = self._put_back(self.model, first)
 
     def _put_back(self, model: ModelProgress, first: FirstStepDone) -> int | None:
         """Return the lost steps of all tasks; None for a task that restores nothing."""

@@ -48,14 +48,14 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- starts --------------------------------------------------------------------------------------------
     def start(self, now_s: float) -> list[Action]:
-        if not self.start_waits_s:
+        if not self.standby_wait_s:
             return self._do((LifecycleAction.SPAWN,), now_s)
         self.next.due_s = now_s
         return self._do(self.life.handle(LifecycleEvent.HELD), now_s)
 
     def prepares(self, news: Preparing) -> None:
         """Note how long a due start waits for the host's standby, and if that has a process."""
-        self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
+        self.standby_wait_s, self.standby_is_alive = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> list[Action]:
         """Take over a trainer that a previous coordinator started; its attempt continues."""
@@ -272,7 +272,7 @@ class TrainerSupervisor(TrainerFacts):
         """
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
-        return self.next.due_s + self.start_waits_s
+        return self.next.due_s + self.standby_wait_s
 
     def awaits_start(self, now_s: float) -> bool:
         """Whether its start is due, and waits for its host's standby."""

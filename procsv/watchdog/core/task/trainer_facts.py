@@ -94,8 +94,8 @@ class TrainerFacts:
         self.was_connected = False  # a trainer of this launch has connected, and may have left something to save
         self.ends_run = False  # it has ended for good, or is unkillable while the run ends; if the chief, the run ends
         self.deletes_logdir = False  # the program deletes it at its start, with the checkpoints in it
-        self.start_waits_s = 0.0  # how long a due start waits for its host's standby
-        self.host_prepares = False  # the host's standby has a process
+        self.standby_wait_s = 0.0  # how long a due start waits for its host's standby
+        self.standby_is_alive = False  # the host's standby has a process
 
     # -- its parts -----------------------------------------------------------------------------------------
     @property
@@ -145,7 +145,7 @@ class TrainerFacts:
         """Its state as people read it."""
         if self.is_serving:
             return "serving"
-        awaits_first = self.life.state is TaskState.BACKOFF and self.record.last_death is None and self.host_prepares
+        awaits_first = self.life.state is TaskState.BACKOFF and self.record.last_death is None and self.standby_is_alive
         return (TaskState.IMPORTING if awaits_first else self.life.state).word
 
     @property

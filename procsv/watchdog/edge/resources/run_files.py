@@ -35,7 +35,7 @@ class RunFiles:
         # The run id in the directory shows that it is ours; its owner does not, because another user of our group may
         # have made it for an earlier run.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
-        logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_said_by_others=True)
+        logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_reported_elsewhere=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
             *(() if paths.own_home else (logdir,)),  # with a home of our own, we leave nothing in the logdir

@@ -91,7 +91,7 @@ class TransferRate(msgspec.Struct):
     failures: int = 0  # in a row
     average: float = AVERAGE_BYTES_PER_S  # bytes a second over all copies
     bytes_per_s: float = START_BYTES_PER_S  # the newest fetch's
-    _carries: float = math.inf  # the link's assumed rate, once the link was seen to be too slow
+    _link_bytes_per_s: float = math.inf  # the link's assumed rate, once the link was seen to be too slow
     _was_late: bool = False  # whether the newest copy was
     _sequence: int = 0  # of the newest offered snapshot (0: none), and when it was offered
     _offered_s: float = 0.0
@@ -100,7 +100,7 @@ class TransferRate(msgspec.Struct):
         """Begin transfers from a machine, and forget what was observed before. `average`: the bytes
         per second over all copies that both machines can afford.
         """
-        self.due_s, self.failures, self._carries, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
+        self.due_s, self.failures, self._link_bytes_per_s, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
         self.average, self.bytes_per_s = average, START_BYTES_PER_S
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class TransferRate(msgspec.Struct):
         if 0 < self._sequence < sequence:
             interval_s = max(SPACING_S_MIN, (now_s - self._offered_s) / (sequence - self._sequence))
             wanted = max(START_BYTES_PER_S, size / (TRAVEL_SHARE * interval_s))
-            may = min(BYTES_PER_S_MAX, self.bytes_per_s * FASTER, self._carries * WAY_SHARE)
+            may = min(BYTES_PER_S_MAX, self.bytes_per_s * FASTER, self._link_bytes_per_s * WAY_SHARE)
             self.bytes_per_s = max(BYTES_PER_S_MIN, min(wanted, may))
         self._sequence, self._offered_s = sequence, now_s
         return self.bytes_per_s
@@ -132,9 +132,9 @@ class TransferRate(msgspec.Struct):
         self.failures = 0
         late_s = took_s - LATE * size / self.bytes_per_s - LATE_S
         if late_s <= 0.0:
-            self._carries *= TRIES_MORE
+            self._link_bytes_per_s *= TRIES_MORE
         elif self._was_late or late_s > SLOW_S:
-            self._carries = size / took_s
+            self._link_bytes_per_s = size / took_s
         self._was_late = late_s > 0.0
 
     def failed(self, now_s: float) -> None:
