@@ -253,9 +253,9 @@ def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
             self.drop, self.last = keras.layers.Dropout(0.5), keras.layers.Dense(1)
             self.unused = keras.layers.Dropout(0.5)
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: Any, training: bool = False) -> Any:
             x = self.unused(self.parts[1](self.parts[0](x)), training=False)
-            return self.last(self.drop(x))
+            return self.last(self.drop(x, training=training))
 
     model, optimizer = Model(), keras.optimizers.Adam()
     model(tf.ones([1, 2]))
