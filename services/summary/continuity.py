@@ -1,8 +1,8 @@
 """`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and continuous.
 
 `procsv drill` runs it.  It only reads, and prints JSON.  Files are continuous if TensorBoard would
-show continuous curves: no record is torn in the middle, no step goes backwards without a START mark,
-and no tag has two values at one step.
+draw unbroken curves: every record is whole, steps go backwards only after a START event (by which a
+session log marks a restart), and no tag has two values at one step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Continuity(msgspec.Struct, kw_only=True):
 
 
 def check_continuity(directory: Path) -> Continuity:
-    """Checks everything below `directory`; each folder is one series of files, as in TensorBoard."""
+    """Checks the event files below `directory`, but not in `procsv`; each folder is one series, as in TensorBoard."""
     found = Continuity(files=0, records=0, tags=[], problems=[])
     folders = sorted({path.parent for path in directory.rglob("events.out.tfevents.*")})
     for folder in folders:

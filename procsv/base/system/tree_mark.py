@@ -1,10 +1,10 @@
 """Mark a process tree by an environment variable, and find the tree's processes by it.
 
 The mark is the run's id.  The watchdog sets it for the programs that it starts, and their children
-inherit it.  A later launch reads it from /proc to find orphans in sessions of their own.  The
-watchdog also uses it to recognise the run's processes among those that it inherits.  A process that
-was started with an empty environment, or that we may not inspect, has no mark.  A run within a run
-adds its mark to the outer one, so its processes belong to both trees.
+inherit it.  A later launch reads it from /proc to find orphans that have left their session by
+setsid.  The watchdog also uses it to tell which of the orphans that become its children belong to
+the run.  A process that was started with an empty environment, or that we may not inspect, has no
+mark.  A run within a run adds its mark to the outer one, so its processes belong to both trees.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def has_mark(environ: bytes, mark: str) -> bool:
 
 
 def is_of_run(environ: bytes, mark: str, *, holds_lock: bool, is_init: bool) -> bool:
-    """Whether a process that the watchdog inherited when its parent died belongs to the run `mark`.
+    """Whether an orphan that has become the watchdog's child belongs to the run whose id is `mark`.
 
     `holds_lock`: the process has inherited a lock of the run.  `is_init`: the watchdog is the first
-    process of a container and inherits everything, such as remains of `kubectl exec`.  Otherwise it
-    inherits only its own descendants.  Then a process with an empty environment belongs to the
-    program.  A process with an environment but no mark belongs to a command of --on-event, or to
-    the shell that became the watchdog.
+    process of a container, so that any orphan there becomes its child, such as remains of `kubectl
+    exec`.  If it is not, its orphans are its own descendants, and one with an empty environment must
+    come from the program.  One with an environment but no mark comes from a command of --on-event, or
+    from the shell that has replaced itself by the watchdog (exec).
     """
     return holds_lock or has_mark(environ, mark) or not (is_init or environ.strip(b"\0"))
 
@@ -51,12 +51,12 @@ def mount_namespace() -> str:
 
 
 def add_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Returns `environment` for processes that `mark` must find."""
+    """Returns `environment` with `mark`, so that `find_marked` finds the processes that have it."""
     return {**environment, VARIABLE: ":".join((*_others(environment, mark), mark))}
 
 
 def remove_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Returns `environment` for processes that `mark` must not find, even if we are in such a tree ourselves."""
+    """Returns `environment` without `mark`, so that `find_marked` skips the processes, even if we have the mark."""
     others = _others(environment, mark)
     rest = {name: value for name, value in environment.items() if name != VARIABLE}
     return {**rest, VARIABLE: ":".join(others)} if others else rest
@@ -69,8 +69,8 @@ def _others(environment: Mapping[str, str], mark: str) -> list[str]:
 def find_marked(mark: str) -> list[ExternalProcess]:
     """Finds our user's live processes with that mark, except this one and its ancestors.
 
-    Leaves out other mount namespaces: a container that shares our /proc may have a copy of the
-    run's directory with the same id, and must end its own processes.  The caller must close each
+    Skips other mount namespaces: a container that shares our /proc may have a copy of the run's
+    directory, with the same id, and its processes are not ours to end.  The caller must close each
     result.
     """
     spared, mounts = {os.getpid(), *_parents()}, mount_namespace()

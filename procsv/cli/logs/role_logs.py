@@ -1,7 +1,7 @@
-"""Read the logs of a role: list its attempts, and read each attempt's output.
+"""Read the logs of one role (a task, a service or a standby): list its attempts, and read their output.
 
-Used by command.py. The line above an attempt says how the previous one ended. It only reads files,
-and never waits for output.
+Used by command.py. The line above an attempt says how the previous one ended. This module only
+reads files, and never waits for output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def list_roles(run: RunFile) -> list[str]:
 
 
 def list_roles_on(run: RunFile, host: str) -> list[str]:
-    """Return the roles of the tasks on this machine in the newest launch; UserError if it has none."""
+    """Return the roles with a log whose task is on `host` in the newest launch; UserError if there are none."""
     started = [line.entry for line in read_journal(run.paths.journal) if isinstance(line.entry, RunStarted)]
     hosts = started[-1].hosts if started else {}
     found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
@@ -83,7 +83,7 @@ class AttemptLog:
         self.number = number
         self._run, self._role, self._is_marked = run, str(task), is_marked
         self._follower: LogFollower | None = None
-        self._rest = b""  # an unfinished line, where lines are marked
+        self._rest = b""  # the beginning of an unfinished line, if lines are marked
         with contextlib.suppress(OSError):  # just removed
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 

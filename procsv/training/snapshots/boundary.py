@@ -1,9 +1,10 @@
 """The step boundary: the moment between two calls on the training thread, when state is consistent.
 
-A training thread makes its steps by calls, such as `session.run`, and each of these calls passes
-the boundary.  If nothing is due, that costs a lock, an attribute read and two clock reads.
-`CallTimes` keeps the durations of the calls.  Some programs, such as a loop with a
-CheckpointManager, make steps that are not procsv's calls.  They say where a step ends (`end_step`).
+A training thread usually takes its steps by calling something, such as `session.run`, and each of
+these calls ends at the boundary.  If nothing is due, that costs a lock, an attribute read and two
+clock reads.  `CallTimes` keeps the durations of the calls.  Some programs, such as a loop with a
+CheckpointManager, take steps that go through no call of procsv.  They say where a step ends
+(`end_step`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ declare("trainer.step")
 
 QUIET_KEPT = 31  # durations of the newest calls that no snapshot overlapped
 QUIET_MIN = 5  # calls needed for a meaningful median
-CALL_FACTOR_MAX = 5.0  # in medians; a longer call is no ordinary step (an evaluation, say) and counts as this long
+CALL_FACTOR_MAX = 5.0  # in medians; a longer call, such as an evaluation, is no ordinary step, and is capped at this
 
 
 class Boundary:
     """The boundary of the training thread.
 
     The training thread is the thread that creates this object, unless another thread makes the
-    first step.  Any thread may set `due`.  The training thread then calls `visit` at the end of its
-    next call, with the lock held.  While another thread holds `lock`, the training thread is
-    between two calls.
+    first step.  Any thread may set `due`.  The training thread then calls `visit`, with the lock
+    held, when its current call ends, or its next one if none is running.  While another thread holds
+    `lock`, the training thread is between two calls.
     """
 
     __slots__ = (
@@ -57,7 +58,7 @@ class Boundary:
         self.due = False
         self.runs = 0  # finished calls; the heartbeat shows them as progress
         self.elsewhere = 0  # approximate number of calls on other threads, and of nested calls
-        self.about: Any = None  # what the source notes about the present or last call; None: unknown
+        self.about: Any = None  # what the source of state has noted about the current or last call; None: unknown
         # The training thread is in a call or at the boundary.  A nested call, such as one by a
         # callback, passes straight through.  Only the training thread sets this.
         self.inside = False
@@ -79,7 +80,7 @@ class Boundary:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a step is certainly under way.
+        """Whether the training thread is certainly in a call, or at the boundary that ends it.
 
         False if steps are not calls: then a step looks the same as the program's own code between
         two steps.
@@ -88,11 +89,11 @@ class Boundary:
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether steps are not calls and this thread makes them; then no other thread can."""
+        """True if the program marks its own steps and this thread takes them; then no other thread can."""
         return bool(self._begun_s) and threading.get_ident() == self.thread
 
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
-        """Runs `call(*args)` as one step of the training thread, with the boundary at its end.
+        """Runs `call(*args)` as one call of the training thread, with the boundary at its end.
 
         Nested calls and calls on other threads pass straight through.  `about` becomes
         `self.about`.
@@ -124,7 +125,7 @@ class Boundary:
     def _settle(self, about: Any) -> None:
         """Makes the calling thread the training thread if it is about to make the first step.
 
-        A call of the training thread that nothing is known about counts as a step.
+        A call on the training thread counts as a step if nothing is known about it.
         """
         if about is None or self.makes_step is None:
             self.is_settled = threading.get_ident() == self.thread
@@ -134,10 +135,10 @@ class Boundary:
                     self.thread, self.is_settled = threading.get_ident(), True
 
     def begin_steps(self) -> None:
-        """Keeps this thread within a step until `leave_steps`; `end_step` begins the next step.
+        """Begins the first step.  Each `end_step` ends one and begins the next, until `leave_steps`.
 
-        For programs whose steps are not procsv's calls.  Their state is consistent only where they
-        say so, so this thread keeps the lock all the time.
+        For programs whose steps go through no call of procsv.  Their state is consistent only where
+        they say so, so this thread keeps the lock all the time.
         """
         self.lock.acquire()
         self.inside = True
@@ -153,14 +154,15 @@ class Boundary:
         self._begun_s = time.perf_counter()
 
     def leave_steps(self) -> None:
-        """Marks that this thread makes no more steps."""
+        """Releases the lock: this thread takes no more steps."""
         self.inside = False
         self.lock.release()
 
     def is_reached_within(self, timeout_s: float) -> bool:
         """Whether the training thread is between two calls, or gets there within `timeout_s`.
 
-        The limit is needed because the thread may be stuck in a call forever.
+        The limit is needed because the thread may be stuck in a call forever.  The training thread
+        itself always gets True.
         """
         if threading.get_ident() == self.thread:
             return True
@@ -206,8 +208,8 @@ class CallTimes:
     def __init__(self) -> None:
         self._quiet: deque[float] = deque(maxlen=QUIET_KEPT)
         self._overlapped: list[float] | None = None  # calls since the last capture; None once its copy has ended
-        self._is_copied = False  # the copy has ended during the present call, or since the last one
-        self._lost: float | None = None  # what the last snapshot cost the overlapped calls; None: unknown, or taken
+        self._is_copied = False  # the copy ended during the current call or, if none is running, after the last one
+        self._lost: float | None = None  # seconds that the last snapshot cost these calls; None: unknown, or returned
 
     def add_call(self, call_s: float) -> None:
         if self._overlapped is None:
@@ -222,11 +224,11 @@ class CallTimes:
         self._overlapped, self._is_copied = [], False
 
     def copied(self) -> None:
-        """Marks the end of the copy: the present or next call is the last that it slows down."""
+        """Marks the end of the copy: the current call, or else the next, is the last that counts as overlapped."""
         self._is_copied = True
 
     def take_lost(self) -> float | None:
-        """Returns once what the last snapshot cost the calls that overlap it; None if unknown."""
+        """Returns what the last snapshot cost the calls that overlapped it; None if unknown, or returned before."""
         lost, self._lost = self._lost, None
         return lost
 

@@ -1,8 +1,8 @@
 """Find the coordinator's term, and the keys to speak to the coordinator.
 
-Used by joining.py. If all launches share a secret, the keys are derived from it; otherwise the
-term's file holds them. With a secret, and a scheduler that names the coordinator's host, there is
-no file: the member asks the coordinator.
+Used by joining.py. Each term has a file in the logdir, unless the launches share a secret and the
+scheduler names the coordinator's host: then the member asks the coordinator. Launches that share a
+secret derive the keys from it; otherwise the keys are in the term's file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Terms(Protocol):
     hint: str  # what to check if there is no term
 
     def newest(self) -> Term | None:
-        """Return the newest term of this start of the job; UserError if its keys are out of reach."""
+        """Return the newest term that belongs to this start of the scheduler's job.
+
+        UserError if this launch cannot get the term's keys.
+        """
 
     def close(self) -> None: ...
 
@@ -65,7 +68,7 @@ class TermFiles:
 
 
 class TermAtAddress:
-    """Asks at the coordinator's own host and port, again and again, which run is formed there."""
+    """Polls the coordinator's own host and port for the run that it is setting up."""
 
     def __init__(self, placement: Placement, keys: RunKeys, context: Context, clock: Clock) -> None:
         assert placement.coordinator is not None, "no address to ask at"
