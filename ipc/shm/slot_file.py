@@ -1,6 +1,6 @@
 """Write snapshot slots: files in shared memory that outlive the trainer that fills them.
 
-`SlotPool` is the trainer's end: begin, fill, publish.  slot_reader.py is for the checkpoint service and
+`SlotPool` is the trainer's side: begin, fill, publish.  slot_reader.py is for the checkpoint service and
 the next trainer.  Only these two modules map slots.  A slot belongs to a task of the run, not to a
 process: it stays when the process exits, and no task writes to another task's slot.
 
@@ -56,14 +56,14 @@ class SlotWriter:
         return self._slot.path
 
     def make_room(self, size: int) -> None:
-        """Grows the slot to hold `size` bytes after the header; NoRoom if it cannot.  `memory` changes."""
+        """Grows the slot to hold `size` bytes after the header; NoRoom if it cannot.  Then `memory` is a new map."""
         self._slot.grow(HEADER_BYTES + size)
 
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
         """Makes the slot READY.  `end`: the offset of the first byte after the tensors.
 
-        The last write stores the new state.  A kill before it leaves the slot WRITING, that is,
-        torn, and the older READY slot remains the newest snapshot.
+        The last write stores the new state.  If we are killed before it, the slot stays WRITING, that
+        is, torn, and the older READY slot is still the newest snapshot.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
@@ -155,7 +155,7 @@ def reserve(fd: int, size: int, path: Path) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        # A disk, unlike tmpfs, keeps the blocks that it allocated before it was full.
+        # On a disk filesystem, unlike tmpfs, a failed allocation keeps the blocks that it got.
         os.ftruncate(fd, before)
         there = os.fstatvfs(fd)  # the path may have been unlinked
         raise NoRoom(
@@ -167,7 +167,7 @@ def reserve(fd: int, size: int, path: Path) -> None:
 class SlotMap(mmap.mmap):
     """The memory of a slot that its owner fills.
 
-    `path` is for other processes, such as parameter servers, that fill it for the owner.
+    Through `path` other processes, such as parameter servers, fill the slot on the owner's behalf.
     """
 
     path: Path
@@ -283,8 +283,8 @@ class SlotPool:
         self._slots.append(slot)
 
     def _mark(self, slot: _OwnSlot) -> None:
-        """Writes a header of ours without contents.  A kill in the middle leaves a torn header,
-        which nobody reads.
+        """Writes a header that names us as the owner and says that the slot is empty.  A kill in the
+        middle leaves a torn header, which nobody reads.
         """
         head = pack_header(
             SlotInfo(
@@ -303,15 +303,15 @@ class SlotPool:
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
-        """Returns a slot to fill; None if the service still reads every slot but the newest READY
-        one.
+        """Returns a slot to fill, never the newest READY one; None if the service still reads all
+        others.
         """
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
             is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)
             if is_free and slot.lock():
                 slot.move(SlotEvent.TRAINER_BEGINS)
-                self._mark(slot)  # overwrite the header, so that no flipped bit brings the old snapshot back
+                self._mark(slot)  # otherwise a flipped bit of the state could bring the old snapshot back
                 slot.sequence = 0
                 return SlotWriter(self, slot)
         return None

@@ -1,4 +1,4 @@
-"""Lock files and directories between processes by flock; a lock file names its holder.
+"""Locks between processes, on files and directories, by flock; a lock file names its holder.
 
 Every process that starts a run, a service or a trainer uses it.  The kernel releases a lock when
 the last process that holds it ends, so a left-over file is not a lock.  A clean release removes the
@@ -26,8 +26,8 @@ from procsv.base.system.failpoints import declare, failpoint
 declare("locks.directory")
 
 # A process that only checks a lock holds it for microseconds, so first try again immediately.  If the lock is still not
-# free, that process probably waits for a core: pause before each further try.  If that is not enough either, it was
-# stopped while it had the lock.
+# free, that process is probably waiting for a CPU: pause before each further try.  If that does not help either, the
+# process was stopped while it had the lock.
 YIELDS_MAX = 100
 PAUSES_MAX, PAUSE_S = 2000, 0.001
 
@@ -35,7 +35,7 @@ _HOLDER_BYTES_MAX = 2**16
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The holder of a lock, for the error of another process that wants it."""
+    """Who holds a lock: for the error message of a process that wants it."""
 
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     what: str
@@ -92,7 +92,9 @@ class FileLock:
         self.fd = -1
 
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
-        """Takes the lock, or returns False immediately.  FileNotFoundError if its directory is gone.
+        """Takes the lock, or returns False: at once, or within two seconds if others only check it.
+
+        FileNotFoundError if its directory is gone.
 
         `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the
         lock soon, so other processes may wait for it.
@@ -205,7 +207,7 @@ class DirectoryLock:
 
         `is_firm`: the filesystem seems to have locks; otherwise every process that has the
         directory open counts as a holder.  `is_shared`: other processes may have the lock, too; it
-        then keeps out only `held_alone`.
+        then keeps out only a process that wants the directory for itself (`held_alone`).
         """
         self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
@@ -230,7 +232,7 @@ class DirectoryLock:
         return True
 
     def is_held(self) -> bool:
-        """Whether any process of this machine, in whatever container, holds the lock.  OSError if that is unknown."""
+        """Whether a process here, in any container, holds the lock for itself.  OSError if that is unknown."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return not is_lock_free(fd)

@@ -1,4 +1,4 @@
-"""Provide CheckpointManager: `save` only captures the state, and `step` takes snapshots in between.
+"""Provide CheckpointManager: `save` only captures the state; `step` takes snapshots between two saves.
 
 A program makes a manager, restores, trains, and reports the end of each step. procsv writes the
 files that TensorFlow's own manager would have written, under the same names, so a program without
@@ -52,15 +52,15 @@ class CannotSave(UserError, tf.errors.FailedPreconditionError):
 
 
 CURE = (
-    "Leave it out, and after a restore skip the batches that are done; or make the data without Python "
-    "functions (tf.data.Dataset.from_generator, tf.py_function)"
+    "If it is a dataset's iterator, leave it out, and after a restore skip the batches that are done; or make the data "
+    "without Python functions (tf.data.Dataset.from_generator, tf.py_function)"
 )
 
 
 def why_unsavable(what: str, error: Any) -> str:
     """Say why a part of a Checkpoint cannot be saved.
 
-    `error` is TensorFlow's. Its message names the op before and after the reason.
+    `error` is TensorFlow's. In its message the op's name comes both before and after the reason.
     """
     told = error.message.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
     return f"TensorFlow cannot save '{what}' of the tf.train.Checkpoint: {told}"
@@ -112,20 +112,20 @@ class CheckpointManager(tf.train.CheckpointManager):
                 `procsv launch`.
             step_counter: The variable that counts steps. Without one, procsv counts the calls of
                 `step`.
-            snapshot_secs: Seconds between snapshots in memory. "auto": as many as one percent of
-                the time allows. None or 0: none between two saves. By default,
+            snapshot_secs: Seconds between snapshots in memory. "auto": as often as possible while
+                they cost at most one percent of the time. None or 0: none between two saves. By default,
                 `procsv launch --snapshot-secs` decides.
         """
         if not tf.executing_eagerly():
             raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
         if directory is not None and local_path(directory) is None:
             raise UserError(
-                f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is none: use "
-                "a local directory, or tf.train.CheckpointManager"
+                f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is not on one: "
+                "use a local directory, or tf.train.CheckpointManager"
             )
         launched = current()
         if launched is not None and not launched.connection.start.is_chief:
-            directory = None  # only the chief saves: the run has its directory
+            directory = None  # only the chief saves; the other tasks use the run's own directory
         runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
         if runtime is None:
             raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
@@ -187,16 +187,16 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _restores(self, is_new: bool) -> bool | None:
         """Return whether the program restores by itself; None if that is unknown.
 
-        If `is_new`, there is no state to restore. Then return True if the program has looked for
-        one, otherwise None.
+        If `is_new`, there is nothing to restore. Then a program that has looked for a state counts
+        as restoring by itself, and for any other it is unknown.
         """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
         """Return the number of a checkpoint that is captured now.
 
-        Between the program's saves, it is the number of its next save. If the program numbers its
-        checkpoints itself, it is higher than all of these numbers.
+        Between two saves of the program, that is the number that its next save will get. If the
+        program picks the numbers itself, ours is higher than any that it has used.
         """
         if self._saving is not None:
             return self._saving
@@ -261,10 +261,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self._boundary
 
     def _step_of_last_save(self) -> int:
-        """Return the step of the program's last save, which the restored state contains.
+        """Return the step at which the program had last saved before the restored state.
 
-        The restored state may be a later snapshot. If that save is not on disk, the restored state
-        is the save itself.
+        The restored state may be a later snapshot, whose step says nothing of that save. But if no
+        checkpoint of that save is on disk, what was restored is the save itself, from memory.
         """
         number = max(private.count_of(self.checkpoint.save_counter), self._highest)
         manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
@@ -379,7 +379,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._controller.wait_asked()
             return
         if self._is_closed:
-            return  # another look would enter the run again
+            return  # looking again would rejoin the run that we have left
         found, self._has_looked = self._controller.find_newest(), True
         if found.source == "checkpoint":
             self._list((*(path for path in found.listed if path != found.path), found.path))

@@ -1,6 +1,6 @@
 """Schedule saves: one at a time, by interval, on request, and again after a failure.
 
-Part of the core (core.py).  Pure.  Each save takes the newest state, which satisfies every older wish.
+Part of the core (core.py).  Pure.  Each save takes the newest state, so it satisfies every earlier request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANK: dict[Reason, int] = {"periodic": 0, "start": 1, "manual": 2, "crash": 3, 
 
 
 def as_reason(want: str) -> Reason | None:
-    """Returns the reason in a message; None for "" and for values outside the protocol."""
+    """Returns the reason that a message asks for; None for "" and for values outside the protocol."""
     return next((reason for reason in _RANK if reason == want), None)
 
 
@@ -65,7 +65,7 @@ class Saving(msgspec.Struct):
         self._retry_reason, self.current = self.current.reason, None
 
     def expedite_save(self) -> None:
-        """Lets the next save begin now, even after failures, because a peer asks for it."""
+        """Lets the next save begin now, even after failures, because a process asks for it."""
         self.retry_s = 0.0
 
     def why(self, reasons: Iterable[Reason], plan: CheckpointPlan, is_finishing: bool, now_s: float) -> Reason | None:
@@ -84,7 +84,7 @@ class Saving(msgspec.Struct):
         return self.cadence_from_s + plan.save_secs
 
     def next_due_s(self, plan: CheckpointPlan | None) -> float:
-        """Returns when a save is due without another event, if there is something to save."""
+        """Returns when a save comes due by the clock alone, if there is something to save."""
         if self.current is not None:
             return math.inf
         return self.retry_s if self._retry_reason else max(self.retry_s, self.cadence_due_s(plan))

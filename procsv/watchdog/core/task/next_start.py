@@ -41,16 +41,18 @@ class NextStart:
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         self.due_s: float | None = None  # monotonic time
         self.gave_up = ""  # why there is no next start
-        self.goes_on_with: Callable[[], int | None] = lambda: None  # workers left if it is given up; None: run ends
-        self.was_end = False  # giving it up ended the run, which was reported
-        self.gang_size = 0  # the number of tasks restarted with it; 0: it is by itself
-        self.awaits_room = False  # a full disk ended it
-        self._room_due_s = 0.0  # monotonic: the earliest start even if there is room: another disk may be the full one
-        self.is_held = False  # it waits until its whole gang is gone
+        # How many workers the run goes on with if this task is given up; None: the run ends.
+        self.goes_on_with: Callable[[], int | None] = lambda: None
+        self.was_end = False  # giving up this task ended the run, and that has been reported
+        self.gang_size = 0  # tasks in its gang, this one included; 0: it is in none
+        self.awaits_room = False  # a full disk ended the attempt
+        # Monotonic.  No start before this even if there seems to be room: the disk that we check may not be the full one.
+        self._room_due_s = 0.0
+        self.is_held = False  # the start waits until the whole gang is gone
         self.lost_peer = ""  # why it was ended, if another member of its gang ended first
         self._kept = progress  # the progress of the task whose state is resumed: in a gang, the chief's
         self._past: Past | None = None
-        self._verdict: GiveUp | None = None  # final, unless the state being saved turns out to be progress
+        self._verdict: GiveUp | None = None  # pending: it stands unless the state being saved counts as progress
         self._untold = ""  # how the last attempt of a gang ended, until it is reported
 
     # -- its gang ------------------------------------------------------------------------------------------
