@@ -413,7 +413,7 @@ class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
 
 
 class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched"):
-    """The copy of the lost chief's memory on another machine could not be fetched, so an older state counts."""
+    """The copy of the lost chief's memory could not be fetched, so training resumes from an older state."""
 
     step: Step
     host: str
