@@ -1,9 +1,10 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-The sender numbers its *reliable* messages on each connection (`seq`; any other message has 0).  A
-message that answers or acknowledges another names that one's number (`re`).  A reliable message
-stays in its sender's outbox and is sent again on reconnection or after RESEND_S, until the receiver
-acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends never block.
+The sender numbers its *reliable* messages on each connection (`seq`; any other message has 0).  An
+answer or an acknowledgement carries in `re` the number of the message that it refers to.  A
+reliable message stays in its sender's outbox and is sent again on reconnection or after RESEND_S,
+until the receiver acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends
+never block.
 
 zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
 memory.  One thread owns a channel.  This module never touches a socket.
@@ -149,8 +150,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of `question`: if
-            # we did so earlier and our answer was lost, the asker would stop asking without an answer.
+            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of the question.
+            # Earlier, if our answer was lost, the peer would stop asking and never get one.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -293,8 +294,8 @@ class ServerEndpoint(Endpoint):
     def _forget_superseded(self) -> None:
         """Sets aside lost connections whose task has sent a message on a later one.
 
-        They are not forgotten: if two launches ask for the same task, the first may reconnect, and
-        its queues then continue where they stopped.
+        We keep them: if two launches claim the same task, the first may reconnect, and its queues
+        then continue where they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -307,15 +308,15 @@ class ServerEndpoint(Endpoint):
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the peers of `task` up to that incarnation, which are dead, with their
-        unacknowledged messages.
+        """Drops the peers of `task` up to that incarnation and their unacknowledged messages: all
+        these processes are dead.
         """
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """Ignores all other connections of the task at `who`, whose process replaces a dead one.
+        """The process at `who` replaces a dead one: ignores all other connections of its task.
 
         Messages still queued on any connection of the task, even for `who`, were meant for the dead
         process and are dropped.
@@ -384,7 +385,7 @@ class ClientEndpoint(Endpoint):
         """Sends due messages again.
 
         After a new connection it sends nothing and returns True, because the caller must first send
-        Hello and its plans.  The caller then calls again at once, and that call resends what was
+        Hello and what goes with it.  The caller then calls again at once, and that call resends what was
         not acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in between.
         """
         made = self._new_connections()

@@ -1,15 +1,15 @@
 """Assign every second of a run to one kind: kept, redone, starting, down, stalled or stopped.
 
-Used by `procsv report`, by drills and by the page. Pure: journal lines in, an account out; it knows
-no file and no clock.
+Used by `procsv report`, by its HTML page, and by drills. Pure: journal lines in, an account out; it
+knows no file and no clock.
 
     kept      training whose steps are in the result, or in the state that the next start resumes
     redone    training that a crash lost and that had to be done again
     starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports,
               restore, compile
     down      no trainer: from a death to the next start, and from the last trainer's end to the end
-              of the run; or no session: from the loss of the connection to a server to the first
-              step of the next session
+              of the run; or no session: the connection to a server was lost, and the next session
+              has not finished its first step
     stalled   a trainer that hung, from its last progress to its death; or a trainer stopped by a
               signal (SIGSTOP)
     stopped   no run was active: between two launches. A task that survived its launch and was
@@ -17,7 +17,7 @@ no file and no clock.
 
 If a run has several tasks, its account is the account of the task whose state is saved. Each task
 also has its own, which covers the same time: the running time of a server or an evaluator counts as
-kept, and the time after a finished task's end as stopped.
+kept, and the time after a task has finished counts as stopped, even while the run goes on.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def take_accounts(
     """Return the account of a journal, and the account of each task by name if a launch had
     several.
 
-    The first is None for an empty journal. If the run has not ended by itself, `until_s` is the
-    Unix time at which it was last seen active (now, if `is_running`), and `step` is the global step
-    read then.
+    The first is None for an empty journal. If the journal has no end of the run, `until_s` is the
+    Unix time at which the run was last seen active (now, if `is_running`), and `step` is the global
+    step read then.
     """
     builder, builders = AccountBuilder(), dict[str, AccountBuilder]()
     for line in lines:
@@ -57,6 +57,6 @@ def take_accounts(
                 one.end_s = account.end_s
             accounts[task] = one
     if account is not None and accounts:
-        # The run's account is one task's, and each account has counted only its own failures.
+        # The run's account is the chief's, and has only the chief's failures: add those of the other tasks.
         account.others_failures = sum(one.failures for one in accounts.values()) - account.failures
     return account, accounts

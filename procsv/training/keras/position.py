@@ -6,10 +6,10 @@ takes as many batches as had been taken. With `data="iterator"` the last iterato
 TensorFlow's own saved state instead.
 
 An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random`
-when an epoch begins, random layers in `dataset.map` count in variables, and a generator or a
-PyDataset may draw from random generators of its own. So that state is saved when an iterator
-begins, and restored before its batches are taken once more. If a PyDataset
-shuffles in its epoch hooks, a resumed fit calls them as often as they had been called.
+when an epoch begins, random layers in `dataset.map` keep their counters in variables, and a
+generator or a PyDataset may draw from random generators of its own. This *outside state* is
+therefore saved when an iterator begins, and restored before its batches are replayed. If a
+PyDataset shuffles in its epoch hooks, a resumed fit calls them as often as they had been called.
 
 Several fits may use the same data. A fit that had ended is not trained again, but its data are
 still moved to where it had left them, so that the next fit on these data continues there.
@@ -53,7 +53,7 @@ Way = Literal["replay", "iterator", "none"]
 Step = Any  # one call of the training function: the numbers of its batches and their iterator
 
 TELL_AFTER_S = 2.0  # a replay that lasts longer is reported, with its remaining time
-ENDS_BYTES_MAX = 4 << 20  # of random states at epoch hooks; beyond it the order of later epochs is not restored
+ENDS_BYTES_MAX = 4 << 20  # most that is kept of random states at epoch hooks; of later epochs the order is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # large variables of the data that were already reported
@@ -65,11 +65,11 @@ class Saved(msgspec.Struct, frozen=True):
     made: list[int]  # batches taken from each iterator made in this fit
     steps_seen: int
     num_batches: int | None
-    has_current: bool  # whether an iterator outlives its epoch
+    has_current: bool  # whether there is a current iterator, which goes on in the next epoch
     shape: list[int | None]  # steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
     is_done: bool = False  # whether the epoch has no batch left
-    began: bytes = b""  # the state outside of the last iterator when it began
+    began: bytes = b""  # the outside state when the last iterator began
     # The random state before each `on_epoch_end` of a PyDataset; empty if the call drew no random number.
     ends: list[bytes] = []
     begins: list[bytes] = []  # the same before each `on_epoch_begin`
@@ -87,7 +87,7 @@ class _Own(NamedTuple):
         return [[one.numpy() for one in self.variables], [take_apart(one)[1] for one in self.generators]]
 
     def write(self, values: list[Any], states: Sequence[Any] = ()) -> None:
-        """Restore the state. If the data now have another number of generators, leave these alone."""
+        """Restore the state. If the number of generators has changed, leave the generators alone."""
         if len(values) != len(self.variables):
             raise UserError(
                 f"the data's functions use {len(self.variables)} variables, but used {len(values)} when the state "
@@ -101,12 +101,12 @@ class _Own(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The pipeline of a fit that had ended and was not trained again, so it is at its beginning."""
+    """The pipeline of a fit that was skipped because it had ended; the pipeline is still at its beginning."""
 
     parts: list[weakref.ref[Any]]  # the pipeline and its inputs, the outermost first
     saved: Saved
     own: _Own
-    first: list[list[Any]]  # what `own` held before the first iterator, if that one fills a cache
+    first: list[list[Any]]  # what `own` held before the first iterator; empty unless that iterator fills a cache
 
 
 _ended: list[_Ended] = []
@@ -121,7 +121,7 @@ class DataPosition:
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each replayed batch
         self._resume: tuple[Saved, int] | None = None
-        self._made_beside = list[int]()  # `made` of the evaluations, in the state to resume from
+        self._made_beside = list[int]()  # the list `made` of the evaluations, from the state to resume from
         self.shared: Any = None  # the part of the pipeline that the evaluations have too, if it shuffles
         self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
@@ -169,7 +169,7 @@ class DataPosition:
         write_random(drawn)
 
     def _restore_undrawn(self, saved: Saved) -> None:
-        """Give the generators from which the replayed batches drew nothing the state of the snapshot: others draw from them."""
+        """Set generators from which the replay drew nothing to the snapshot's state: something else draws from them."""
         _, *before = decode(saved.began)
         if saved.left and len(before) > 1:
             values, states = self._own.read()
@@ -186,7 +186,7 @@ class DataPosition:
         states.append(before if has_drawn else b"")
 
     def draw_from(self, generators: Sequence[Any]) -> None:
-        """Restore these random generators, too, because the data draw from them."""
+        """From now on, save and restore these random generators too, because the data draw from them."""
         self._own = self._own._replace(generators=generators)
         if caches_random(self._parts, bool(generators)):
             self._first = self._own.read()
@@ -194,7 +194,7 @@ class DataPosition:
     def share_with(self, dataset: Any) -> None:
         """Note the part of the pipeline that the evaluations' data also use, if it shuffles.
 
-        Iterators over both then draw their orders from one sequence.
+        Iterators for training and for evaluations then take their shuffle orders from one sequence.
         """
         own = set(map(id, self._parts)) if self._way == "replay" else set[int]()
         shared = (one for one in steps_of(dataset) if id(one) in own and any(map(shuffles, steps_of(one))))
@@ -222,9 +222,10 @@ class DataPosition:
         self._made_beside = list(made_beside)
 
     def end_untrained(self) -> None:
-        """Leave the fit, which had no epoch to train, and its data as it had left them.
+        """Note that the fit had no epoch left to train, with its data where it had left them.
 
-        A tf.data pipeline is moved there only when another fit begins with it: it may take time.
+        A tf.data pipeline is moved to that place only when another fit begins with it, since moving
+        may take time.
         """
         resume, self._resume = self._resume, None
         if resume is None:
@@ -290,7 +291,7 @@ class DataPosition:
             yield from self._counted(self._resumed(saved, last_batch))
 
     def _end_epochs_again(self, saved: Saved) -> None:
-        """Bring a PyDataset that shuffles itself into the order of this epoch, by its own hooks."""
+        """Call the hooks of a PyDataset that shuffles itself until it has the order of this epoch."""
         self._ends[:], self._begins[:] = saved.ends, saved.begins[: len(saved.ends)]
         keep = read_random()
         for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):
@@ -313,8 +314,8 @@ class DataPosition:
     def make_again(self, made: list[int]) -> None:
         """Make as many iterators as the fit had made, and start the ones that it had started."""
         if self._py_dataset is not None:
-            # With several workers its iterators share one queue, so none is started.  Making one is enough to draw the
-            # seed of the tf.data shuffle that Keras 3.3 puts behind a PyDataset.
+            # With several workers its iterators share one queue, so none is started.  Just making each one draws a seed
+            # of the tf.data shuffle that Keras 3.3 puts behind a PyDataset.
             for _ in made if self._shuffles_batches else ():
                 iter(self._epochs.dataset)
                 self.made.pop()
@@ -341,14 +342,14 @@ class DataPosition:
         self.write_outside(saved.began)
         epochs.begin_epoch()
         current = self._take_of_last(saved)
-        if saved.made[-1]:  # the iterator had drawn its random numbers before the snapshot
+        if saved.made[-1]:  # its numbers were drawn before the snapshot, whose random state is the one to go on with
             write_random(keep)
         self._restore_undrawn(saved)
         epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
         yield from epochs.steps_after(last_batch, current)
 
     def _go_to_end(self, saved: Saved) -> None:
-        """Go to the end of an epoch that was over, or was to have no more batches."""
+        """Go to the end of an epoch that was over, or had no batches left."""
         current = None
         keep = read_random()
         if saved.has_current:
@@ -450,5 +451,5 @@ def _enumerating(enumerate_all: Any) -> Any:
 
 
 def patches() -> list[AttributePatch]:
-    """Return the patches by which fits track their position. Unprotected fits do not change."""
+    """Return the patches by which fits track their position. A fit without procsv's callback iterates as before."""
     return [AttributePatch(private.EpochIterator, private.ENUMERATES, _enumerating)]

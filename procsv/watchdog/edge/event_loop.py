@@ -1,6 +1,6 @@
 """Run the watchdog's event loop: feed events to the core, and carry out the core's actions.
 
-Made by main.py. It decides nothing, and touches the world only through its environment.
+main.py creates the Reactor. It decides nothing, and touches the world only through its environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most thi
 CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
 RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
-WAIT_S_MIN = 0.005  # keeps the loop from spinning on a past deadline that changes nothing
+WAIT_S_MIN = 0.005  # keeps the loop from spinning when a deadline has passed but there is nothing to do
 COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of --on-event
 
 
@@ -68,7 +68,7 @@ class Reactor:
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
-        """Run until the end of the run; return how to leave it."""
+        """Loop until the run is over; return the action that says how to exit."""
         self.start()
         while (quit := self.result) is None:
             self._wait()
@@ -99,9 +99,9 @@ class Reactor:
 
     def run_once(self) -> None:
         """Run one turn: handle all that has happened."""
-        self._keep_logdir()  # before anything is written: if we were stopped, another machine may have taken it
+        self._keep_logdir()  # before anything is written: while we were suspended, another machine may have taken it
         if requests := self._env.signals.take_requests():
-            self._look()  # first, to learn which signals the program handles itself
+            self._look()  # first: the heartbeats say which signals the program handles itself
         for asked in requests:
             self.handle(asked)
         self._hear(self.local.poll())
@@ -169,12 +169,12 @@ class Reactor:
             self.handle(events.LogdirTaken(taker))
 
     def _look(self) -> None:
-        """Read the time, the heartbeats and the memory."""
+        """Read the time, the heartbeats and the machine's resources."""
         self._hear(self.local.tick(is_awaited=self._core.awaits_start(self._clock.monotonic())))
         self.handle(self._reading())
 
     def _reading(self) -> events.Ticked:
-        """Return the current heartbeats and memory."""
+        """Return the current heartbeats and resources."""
         core, now_s, resources = self._core, self._clock.monotonic(), self._env.resources
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         activity = {
@@ -220,8 +220,8 @@ class Reactor:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    # A signal to all processes reaches us, too. Handle it first: only this signal explains the death
-                    # of an observed program, which is not our child and leaves us no exit status.
+                    # A signal to all processes reaches us, too. Handle it first: a program that we only observe is not
+                    # our child and leaves us no exit status, so this signal is all that explains its death.
                     for asked in self._env.signals.take_requests():
                         self.handle(asked)
                     self._conversation.forget_dead(task, incarnation)

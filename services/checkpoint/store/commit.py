@@ -7,10 +7,10 @@ A *staging area* is a directory on the checkpoint's own filesystem. In it,
 `staging/<sequence>.<run>/` holds a checkpoint in the making. If it replaces an older checkpoint
 with the same name, `replaced/<sequence>.<run>/` holds links to the files of the older one. A
 staging directory with `intent.json` is complete and on disk: if a kill interrupts the commit, the
-next process finishes it. A directory without one is swept. Either way the directory disappears. A
-commit moves files only out of its directory or into it, and a takeover of the logdir removes that
-directory first. So a process that has lost the logdir can no longer change a checkpoint
-(base/system/fenced_rename.py).
+next process finishes it. A directory without one is swept. Either way the directory disappears.
+Every rename of a commit has this directory at one end, and a takeover of the logdir finishes or
+sweeps it before anything else. So a process that has lost the logdir can no longer change a
+checkpoint (base/system/fenced_rename.py).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class StagingArea:
         """Create an empty staging directory.
 
         A machine that takes over the logdir writes its lease first, and then removes the staging
-        directories that it finds. So if the lease is still ours after this call, a later takeover
-        will find and remove this directory, and from then on none of our renames can succeed.
+        directories that it finds. So if we still hold the lease after this call, any later takeover
+        finds this directory and removes it, and after that our renames fail.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
@@ -76,7 +76,7 @@ class StagingArea:
         disk.make_dirs(staging.parent)
         disk.mkdir(staging)
         # Killed here or at any time before the intent is written: the next start sweeps the directory.
-        # The directory's own name is synced with the intent.
+        # The directory's own name goes to disk together with the intent.
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
@@ -111,10 +111,10 @@ class StagingArea:
     def recover_commits(self, elsewhere: Path | None = None) -> None:
         """Finish interrupted commits: carry out whole ones, undo damaged ones, and sweep the rest.
 
-        `elsewhere`: the plan's checkpoint directory. A commit that cannot be read now stays for the
-        next call. So does one whose target is neither the directory that holds the staging area nor
-        `elsewhere`: a file that came with a logdir must not choose where we write. Killed here: the
-        next start does the same again.
+        `elsewhere`: the checkpoint directory that the program asks for. A commit that cannot be read
+        now stays for the next call. So does one that points anywhere but there or to the directory
+        that holds the staging area: an `intent.json` that came with a copied logdir must not decide
+        where we write. Killed here: the next start does the same again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -158,8 +158,8 @@ class StagingArea:
     def _was_over(self, staging: Path, intent: Intent) -> bool:
         """Whether this commit was complete and only its clean-up was cut short.
 
-        If so, damage found now is left for the catalog to report, and nothing is undone: the
-        checkpoint may have been acknowledged.
+        If so, nothing is undone, since the checkpoint may have been acknowledged. Damage is reported
+        when the checkpoints are listed (catalog.py).
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -196,8 +196,8 @@ class StagingArea:
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
         # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the
-        # previous one. Putting the manifest also syncs the directory, and so the files' names: no
-        # power failure can leave the checkpoint listed without its files.
+        # previous one. Putting the manifest in place also syncs the directory, and with it the files'
+        # names, so a power failure cannot leave the checkpoint listed without its files.
         failpoint("checkpoint.before_manifest")
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
@@ -218,8 +218,8 @@ class StagingArea:
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
         # Killed here, or power lost (which may bring files back): the intent is still there, so they are deleted again.
-        # On OSError, either the directory and its contents are gone, or the disk is failing, which the next commit will
-        # report.
+        # An OSError is ignored: either the directory is gone with all its files, or the disk is failing, and the next
+        # commit will say so.
         with contextlib.suppress(OSError):
             fence.flush_removals()
         for directory in {Path(path).parent for path in intent.delete}:
@@ -249,7 +249,7 @@ class StagingArea:
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Remove the files that were placed, and restore the older checkpoint of that name."""
         kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
-        is_placed = kept.exists() or not intent.replaces  # if not, the older one is still in place
+        is_placed = kept.exists() or not intent.replaces  # otherwise the older checkpoint is untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
                 fence.take_away(intent.directory / name)
@@ -265,9 +265,9 @@ class StagingArea:
                 disk.fsync_path(target)  # on a filesystem without hard links it is a copy
         fence.flush_removals()
         disk.fsync_path(intent.directory)
-        # Killed before this: if a placed file has been removed by then, or a file is damaged, the
-        # next start undoes the commit again; everything set aside is still there. Otherwise all
-        # files are whole, and the next start carries the commit out.
+        # Killed before this: if a file is already missing or damaged, the next start undoes the commit
+        # again, from what was set aside. Otherwise all files are whole, and the next start carries the
+        # commit out.
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
@@ -353,7 +353,7 @@ def _verify_wherever(staging: Path, intent: Intent) -> None:
 
 
 def _stale_files(intent: Intent) -> list[Path]:
-    """Return the older checkpoint's files that the new one of this name does not replace, such as more shards."""
+    """Return the older checkpoint's files that the new one does not overwrite, such as extra shards."""
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]
 
@@ -376,8 +376,8 @@ def delete_surely(path: str) -> None:
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Finish interrupted deletions: remove manifests whose index is gone, and their files.
 
-    If a manifest's name does not begin with `basename`, the checkpoint is not ours: a Saver of the
-    program has deleted it, and only the manifest is ours to remove.
+    If a manifest's name does not begin with `basename`, a Saver of the program wrote and deleted that
+    checkpoint; we remove only the manifest that we added.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):
