@@ -2,9 +2,9 @@
 
 The skeleton is the same for every service; the service itself makes the decisions.  The watchdog
 starts the process by exec (procsv.ipc.messaging.start).  The process ends once its service is
-finished: after Finish, or, if the watchdog has died (end-of-file on the lifeline), after tidying up.
-Services ignore terminal and termination signals: they outlive the trainer, and the watchdog ends
-them by message.
+finished: after Finish, or, if the watchdog has died (end-of-file on the lifeline), after tidying
+up. Services ignore terminal and termination signals: they outlive the trainer, and the watchdog
+ends them by message.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class BulkClient:
     """A DEALER connected to a BulkServer."""
 
     def __init__(self, address: str, keys: KeyPair, server_key: str, bytes_max: int, queue_max: int) -> None:
-        """`address`: host:port.  `bytes_max`: the largest frame; a server that sends more is disconnected.
+        """`address`: host:port.  `bytes_max`: the largest frame; a server that sends more is
+        disconnected.
 
         PeerError if the address or the keys are invalid, OSError if no descriptors are left.
         """

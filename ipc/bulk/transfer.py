@@ -1,4 +1,5 @@
-"""Track a snapshot's transfer from another machine: which pieces are missing, and which to request next.
+"""Track a snapshot's transfer from another machine: which pieces are missing, and which to request
+next.
 
 Used by fetch.py.  Pure.  The receiver requests each piece, so neither side holds more than a window
 of pieces, and a silent sender is noticed.  TCP loses nothing while a connection lasts, so the

@@ -18,8 +18,8 @@ from procsv.ipc.messaging.message import CHECKPOINT, PROGRAM, WATCHDOG, Contract
 class StateOffer(msgspec.Struct, frozen=True):
     """Offers a snapshot in memory to another machine, which fetches it through ipc/bulk.
 
-    The sender creates the keys for this purpose.  They travel only on the run's own channels and are
-    never stored in a file.
+    The sender creates the keys for this purpose.  They travel only on the run's own channels and
+    are never stored in a file.
     """
 
     port: int  # on the sender's machine
@@ -72,7 +72,8 @@ class Durable(Message, frozen=True):
 
 
 class SaveFailed(Message, frozen=True):
-    """Tells every peer that this save failed; the last good checkpoint stays, and the newest state is tried next.
+    """Tells every peer that this save failed; the last good checkpoint stays, and the newest state
+    is tried next.
 
     `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until
     the next try, unless a peer asks for one earlier.
@@ -93,7 +94,8 @@ class SaveFailed(Message, frozen=True):
 
 
 class Unwritable(Message, frozen=True):
-    """Tells every peer that nothing can be saved in the checkpoint directory, or that saving works again.
+    """Tells every peer that nothing can be saved in the checkpoint directory, or that saving works
+    again.
 
     `error` says why (the directory is gone, or read-only); "" when saving works again.
     """
@@ -177,9 +179,9 @@ class Restore(Message, frozen=True):
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
-    If the state came from a slot, the trainer now maps that slot privately.  The slot is unlinked once
-    its state is durable and the other tasks that train in step have it; a fetched slot is unlinked
-    immediately.
+    If the state came from a slot, the trainer now maps that slot privately.  The slot is unlinked
+    once its state is durable and the other tasks that train in step have it; a fetched slot is
+    unlinked immediately.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -188,8 +190,8 @@ class Restored(Message, frozen=True):
 class Snapshot(Message, frozen=True):
     """Says that a slot is READY.
 
-    The slot's header says the same.  `want`: the reason why this state must be saved now; the answer
-    reports the result.  "": the save interval decides when to save.
+    The slot's header says the same.  `want`: the reason why this state must be saved now; the
+    answer reports the result.  "": the save interval decides when to save.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -202,8 +204,9 @@ class Snapshot(Message, frozen=True):
 class Staged(Message, frozen=True):
     """Says that the program has written checkpoint `prefix` itself, into a staging directory.
 
-    Used for a state that no slot can hold, and if there is no shared memory.  From now on the service
-    owns the directory: it verifies the files and moves them into place.  `want`: as in Snapshot.
+    Used for a state that no slot can hold, and if there is no shared memory.  From now on the
+    service owns the directory: it verifies the files and moves them into place.  `want`: as in
+    Snapshot.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -217,8 +220,8 @@ class Staged(Message, frozen=True):
 class UserSave(Message, frozen=True):
     """Says that the program has finished saving checkpoint `path` with the run's own Saver.
 
-    Acknowledged once the checkpoint is verified and has its manifest, or is found unusable.  A scan of
-    the directory would find the checkpoint, too, but could not tell which Saver wrote it.
+    Acknowledged once the checkpoint is verified and has its manifest, or is found unusable.  A scan
+    of the directory would find the checkpoint, too, but could not tell which Saver wrote it.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -229,7 +232,8 @@ class UserSave(Message, frozen=True):
 class FilePlaced(Message, frozen=True):
     """Says that the file of a parcel is in place and on disk.
 
-    `error` is not "" if it could not be written; the service retries until a newer file replaces it.
+    `error` is not "" if it could not be written; the service retries until a newer file replaces
+    it.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)

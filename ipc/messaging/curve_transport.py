@@ -1,9 +1,9 @@
 """Carry messages between machines by ZeroMQ over TCP, only for holders of the run's keys.
 
-The watchdogs of a run on several machines use it; a run on one machine listens on no TCP port.  CURVE
-encrypts and authenticates.  Each member has its own key, so the server knows who sends a message, and
-each client knows the server's key.  Strangers fail in the handshake and are counted (door.py).  All
-keys are derived from a secret that the launches of a run share (`derive_keys`).
+The watchdogs of a run on several machines use it; a run on one machine listens on no TCP port.
+CURVE encrypts and authenticates.  Each member has its own key, so the server knows who sends a
+message, and each client knows the server's key.  Strangers fail in the handshake and are counted
+(door.py).  All keys are derived from a secret that the launches of a run share (`derive_keys`).
 """
 
 from __future__ import annotations

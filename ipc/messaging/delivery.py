@@ -1,6 +1,7 @@
 """Keep track of reliable messages: which to send again, and which were already received.
 
-endpoint.py uses it for every connection.  Pure bookkeeping without socket or clock; time is an argument.
+endpoint.py uses it for every connection.  Pure bookkeeping without socket or clock; time is an
+argument.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Outbox:
     def __init__(self, incarnation: int = 0) -> None:
         """`incarnation`: the sender's.
 
-        Each incarnation has its own range of sequence numbers.  So a late acknowledgement of a message
-        from the previous incarnation never counts for a message of this one.
+        Each incarnation has its own range of sequence numbers.  So a late acknowledgement of a
+        message from the previous incarnation never counts for a message of this one.
         """
         self._next = (incarnation << NUMBER_BITS) + 1
         self._pending: dict[int, _Pending] = {}

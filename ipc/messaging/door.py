@@ -1,10 +1,11 @@
-"""Guard a TCP port: choose its addresses, authenticate peers, and limit unauthenticated connections.
+"""Guard a TCP port: choose its addresses, authenticate peers, and limit unauthenticated
+connections.
 
 curve_transport.py and bulk/sockets.py use a door for each ROUTER that other machines connect to.
 ZeroMQ accepts every connection, and each costs this process a descriptor.  If none is left for a
-connection on a Unix socket, libzmq aborts the process.  So the door's thread watches every connection.
-One that shows no key within HANDSHAKE_MS is closed, and while too many are without a key, the kernel
-accepts no more.  Authenticated peers are not affected.
+connection on a Unix socket, libzmq aborts the process.  So the door's thread watches every
+connection. One that shows no key within HANDSHAKE_MS is closed, and while too many are without a
+key, the kernel accepts no more.  Authenticated peers are not affected.
 """
 
 from __future__ import annotations
@@ -131,8 +132,9 @@ class Door:
     def _look_at_peers(self) -> bool:
         """Counts connections that begin and end; returns True once the ROUTER is being closed.
 
-        ZeroMQ does not say which handshake has succeeded.  The newest connection is the most likely.  If
-        it was another, the count of strangers is right once both connections have ended.
+        ZeroMQ does not say which handshake has succeeded.  The newest connection is the most
+        likely.  If it was another, the count of strangers is right once both connections have
+        ended.
         """
         while self._monitor.poll(0):
             event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
@@ -174,10 +176,11 @@ def _room() -> int:
 
 # -- where -------------------------------------------------------------------------------------------------------
 def where_to_listen() -> tuple[list[str], str]:
-    """Returns the addresses to listen at (empty: all), and why PROCSV_HOST does not select them, or "".
+    """Returns the addresses to listen at (empty: all), and why PROCSV_HOST does not select them, or
+    "".
 
-    A name that means this machine only in its own /etc/hosts is ignored, because other machines know it
-    by another address.
+    A name that means this machine only in its own /etc/hosts is ignored, because other machines
+    know it by another address.
     """
     host = os.environ.get("PROCSV_HOST", "")
     if not host:

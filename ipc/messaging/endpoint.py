@@ -385,8 +385,9 @@ class ClientEndpoint(Endpoint):
         """Sends due messages again.
 
         After a new connection it sends nothing and returns True, because the caller must first send
-        Hello and what goes with it.  The caller then calls again at once, and that call resends what was
-        not acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in between.
+        Hello and what goes with it.  The caller then calls again at once, and that call resends
+        what was not acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in
+        between.
         """
         made = self._new_connections()
         if made:

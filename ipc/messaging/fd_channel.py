@@ -1,9 +1,10 @@
-"""Exchange typed messages with open files between two processes, over a pair of connected Unix sockets.
+"""Exchange typed messages with open files between two processes, over a pair of connected Unix
+sockets.
 
-It is used where ZeroMQ is unsuitable: ZeroMQ passes no files and needs a thread, while a process can
-sleep on this channel in one system call.  No other process has either end, so end-of-file means that
-the other side is gone.  A frame holds the length of the message, the number of its files, and the
-message in MessagePack; the files travel with the first byte.
+It is used where ZeroMQ is unsuitable: ZeroMQ passes no files and needs a thread, while a process
+can sleep on this channel in one system call.  No other process has either end, so end-of-file means
+that the other side is gone.  A frame holds the length of the message, the number of its files, and
+the message in MessagePack; the files travel with the first byte.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class FdChannel(Generic[Message]):
             self._socket.sendall(frame[sent:])
 
     def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
-        """Returns the next message and its files, which children do not inherit; None if none has arrived.
+        """Returns the next message and its files, which children do not inherit; None if none has
+        arrived.
 
         EOFError if nothing more will come, or the data is not a message.  OSError if this process
         has no descriptors left.

@@ -13,7 +13,8 @@ from procsv.base.identity import TaskId
 
 # -- watchdog and standby ----------------------------------------------------------------------------------------
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also answers ImportMore.
+    """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also
+    answers ImportMore.
 
     `no_fork`: why the standby cannot be forked, so that it must itself become the trainer; "" if it
     can.
@@ -25,9 +26,11 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: become this task.  Carries log, writer's lock and logdir's lock.  Answered by TrainerBegun.
+    """Watchdog -> standby: become this task.  Carries log, writer's lock and logdir's lock.
+    Answered by TrainerBegun.
 
-    `logdir` and `root`: as in a Start.  The run may have adopted another directory since the standby started.
+    `logdir` and `root`: as in a Start.  The run may have adopted another directory since the
+    standby started.
     """
 
     task: TaskId
@@ -72,7 +75,8 @@ class Observe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> program: the logdir is acquired, the services are starting, and you are trainer `incarnation`.
+    """Watchdog -> program: the logdir is acquired, the services are starting, and you are trainer
+    `incarnation`.
 
     Carries the logdir's lock.
     """
@@ -89,9 +93,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgramLeft(msgspec.Struct, frozen=True, tag=True):
-    """Program -> watchdog: the session and the run have ended.  Answered by end-of-file once all is on disk.
+    """Program -> watchdog: the session and the run have ended.  Answered by end-of-file once all is
+    on disk.
 
-    `code`: the exit code that the end of the session implies; the exception is in the last-words file.
+    `code`: the exit code that the end of the session implies; the exception is in the last-words
+    file.
     """
 
     code: int

@@ -1,9 +1,10 @@
-"""Define the messages between the coordinator's watchdog, which decides, and its members' watchdogs.
+"""Define the messages between the coordinator's watchdog, which decides, and its members'
+watchdogs.
 
-They are pure data, bodies for messages.py, and travel over TCP, only between holders of the run's keys
-(curve_transport.py).  A task's member forwards messages between the task and the coordinator
-unchanged.  Times are on the sender's monotonic clock; with `sent_s` the receiver converts them to its
-own (watchdog/machines/core/membership.py).
+They are pure data, bodies for messages.py, and travel over TCP, only between holders of the run's
+keys (curve_transport.py).  A task's member forwards messages between the task and the coordinator
+unchanged.  Times are on the sender's monotonic clock; with `sent_s` the receiver converts them to
+its own (watchdog/machines/core/membership.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 class LaunchLock(msgspec.Struct, frozen=True):
     """Describes the lock that a launch holds on a directory of its own.
 
-    A lock has one holder at a time, and ends with the last process that has inherited it.  So if two
-    launches have held the same lock, the earlier one is dead with all its processes.
+    A lock has one holder at a time, and ends with the last process that has inherited it.  So if
+    two launches have held the same lock, the earlier one is dead with all its processes.
 
     A member makes this description (watchdog/machines/joining.py) and sends it with Join.  The
     coordinator compares it with the lock of the launch that hosted the task before
@@ -40,8 +41,8 @@ class LaunchLock(msgspec.Struct, frozen=True):
 class TermTold(Message, frozen=True):
     """Says which run is being formed or goes on here, or why there is none.
 
-    Used if launches ask at the coordinator's address.  If they meet in the logdir, a term's file says
-    the same.
+    Used if launches ask at the coordinator's address.  If they meet in the logdir, a term's file
+    says the same.
     """
 
     contract = Contract(WATCHDOG, COMMAND_LINE)

@@ -1,9 +1,9 @@
 """Encode and decode the messages between processes of a run: an envelope with a body.
 
-msgspec encodes them as MessagePack: size-limited and versioned, never pickle.  The files beside this
-one declare the bodies, grouped by who talks to whom.  To add a message, add a class with its contract
-there, send it in its sender and handle it in its receiver.  scripts/docs makes docs/messages.md from
-these files.
+msgspec encodes them as MessagePack: size-limited and versioned, never pickle.  The files beside
+this one declare the bodies, grouped by who talks to whom.  To add a message, add a class with its
+contract there, send it in its sender and handle it in its receiver.  scripts/docs makes
+docs/messages.md from these files.
 
 A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver
 acknowledges it with Ack or an answer (envelope `re`).  A receiver may see it twice, and drops a

@@ -168,8 +168,8 @@ def module_of(task: TaskId) -> str:
 def safe_path() -> list[str]:
     """Returns -P, so that a user's file in the working directory cannot shadow a library.
 
-    Returns nothing if procsv itself is imported from the working directory.  The trainer's bootstrap
-    gives the program the path that it would have had.
+    Returns nothing if procsv itself is imported from the working directory.  The trainer's
+    bootstrap gives the program the path that it would have had.
     """
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         if Path(procsv.__file__).resolve().parents[1] == Path.cwd():
@@ -178,7 +178,8 @@ def safe_path() -> list[str]:
 
 
 def _interpreter_options() -> list[str]:
-    """Returns this interpreter's -O, -X and -W, so that the program runs as with `python OPTIONS TARGET`.
+    """Returns this interpreter's -O, -X and -W, so that the program runs as with `python OPTIONS
+    TARGET`.
 
     Options from the environment are left out, because children inherit it.
     """

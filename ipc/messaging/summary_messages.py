@@ -1,6 +1,8 @@
-"""Define the messages to the summary service and its answers: event records, metrics, and graphs as text.
+"""Define the messages to the summary service and its answers: event records, metrics, and graphs as
+text.
 
-They are pure data, bodies for messages.py.  Large event records are in parcel files, which messages name.
+They are pure data, bodies for messages.py.  Large event records are in parcel files, which messages
+name.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ class FlushDone(Message, frozen=True):
 class TrainerExited(Message, frozen=True):
     """Says that this incarnation of a task is dead and reaped.
 
-    Its newest READY slot is saved: immediately if `clean`, otherwise once the next trainer has restored
-    it, and after a second at the latest.  Answered once all its states are saved or given up.
+    Its newest READY slot is saved: immediately if `clean`, otherwise once the next trainer has
+    restored it, and after a second at the latest.  Answered once all its states are saved or given
+    up.
     """
 
     contract = Contract(WATCHDOG, STATE_SERVICE, (FlushDone,))
@@ -144,9 +145,9 @@ class CopyKept(Message, frozen=True):
 class Inject(Message, frozen=True):
     """Orders a fault from the user's fault plan.
 
-    raise, exit (`number`: the code) and hang happen at the next moment between two steps, or between two
-    messages.  fill and drop last `number` seconds: writes to the disk fail, or incoming messages are
-    dropped.
+    raise, exit (`number`: the code) and hang happen at the next moment between two steps, or
+    between two messages.  fill and drop last `number` seconds: writes to the disk fail, or incoming
+    messages are dropped.
     """
 
     contract = Contract(WATCHDOG, PROGRAM | SERVICE)

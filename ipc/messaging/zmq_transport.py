@@ -2,8 +2,8 @@
 
 Every process's main loop uses it; one thread owns a channel.  endpoint.py decides what to resend,
 acknowledge or drop; this module has only the sockets, and Waiter, which waits on them.  It does not
-bind a path where there is anything but a socket.  It listens only on this machine; curve_transport.py
-connects machines.
+bind a path where there is anything but a socket.  It listens only on this machine;
+curve_transport.py connects machines.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ class Server(ZmqEndpoint, ServerEndpoint):
     def bind(self) -> None:
         """Binds the socket file, or binds it again if the file is gone.
 
-        Connected peers stay connected, and new ones find the new file.  Each bind costs a descriptor,
-        because unbinding the missing file would disconnect the peers.  ZeroMQ deletes any file at the
-        path, so this checks first that it is a socket.  OSError if there can be no socket.
+        Connected peers stay connected, and new ones find the new file.  Each bind costs a
+        descriptor, because unbinding the missing file would disconnect the peers.  ZeroMQ deletes
+        any file at the path, so this checks first that it is a socket.  OSError if there can be no
+        socket.
         """
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):

@@ -237,7 +237,8 @@ class RunHeartbeats:
     def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
         """Follows this process's heartbeat, and removes a file of that name from an earlier launch.
 
-        Allocates the file now: OSError if there is no room, before the process that needs it starts.
+        Allocates the file now: OSError if there is no room, before the process that needs it
+        starts.
         """
         path = self._paths.heartbeat(task, incarnation)
         path.unlink(missing_ok=True)

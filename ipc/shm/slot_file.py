@@ -1,12 +1,12 @@
 """Write snapshot slots: files in shared memory that outlive the trainer that fills them.
 
-`SlotPool` is the trainer's side: begin, fill, publish.  slot_reader.py is for the checkpoint service and
-the next trainer.  Only these two modules map slots.  A slot belongs to a task of the run, not to a
-process: it stays when the process exits, and no task writes to another task's slot.
+`SlotPool` is the trainer's side: begin, fill, publish.  slot_reader.py is for the checkpoint
+service and the next trainer.  Only these two modules map slots.  A slot belongs to a task of the
+run, not to a process: it stays when the process exits, and no task writes to another task's slot.
 
-slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition, a
-writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases them
-when the process dies.
+slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition,
+a writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases
+them when the process dies.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class SlotWriter:
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
         """Makes the slot READY.  `end`: the offset of the first byte after the tensors.
 
-        The last write stores the new state.  If we are killed before it, the slot stays WRITING, that
-        is, torn, and the older READY slot is still the newest snapshot.
+        The last write stores the new state.  If we are killed before it, the slot stays WRITING,
+        that is, torn, and the older READY slot is still the newest snapshot.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
@@ -283,8 +283,9 @@ class SlotPool:
         self._slots.append(slot)
 
     def _mark(self, slot: _OwnSlot) -> None:
-        """Writes a header that names us as the owner and says that the slot is empty.  A kill in the
-        middle leaves a torn header, which nobody reads.
+        """Writes a header that names us as the owner and says that the slot is empty.
+
+        A kill in the middle leaves a torn header, which nobody reads.
         """
         head = pack_header(
             SlotInfo(

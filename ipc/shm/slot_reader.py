@@ -31,8 +31,8 @@ _DECODER = msgspec.msgpack.Decoder(Contents)
 class SlotReader:
     """A READY slot, mapped privately and locked (shared flock) so that no trainer writes to it.
 
-    PeerError if the slot no longer holds the snapshot in `info`, or its table of contents does not match
-    its hash.
+    PeerError if the slot no longer holds the snapshot in `info`, or its table of contents does not
+    match its hash.
     """
 
     def __init__(self, info: SlotInfo) -> None:
@@ -95,8 +95,8 @@ class SlotReader:
 def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
     """Unlinks a slot, for the checkpoint service.
 
-    Returns False if a process writes to it, or its header is no longer `expected` because a new trainer
-    has taken it over.
+    Returns False if a process writes to it, or its header is no longer `expected` because a new
+    trainer has taken it over.
     """
     try:
         fd = os.open(path, os.O_RDONLY)

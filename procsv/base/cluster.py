@@ -76,7 +76,8 @@ def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> 
 
 
 def fill_in(args: Sequence[str], cluster: Cluster, task: TaskId) -> tuple[str, ...]:
-    """Replaces {task_type} and {task_index} in `args`, and {worker_hosts} and the like for roles with addresses.
+    """Replaces {task_type} and {task_index} in `args`, and {worker_hosts} and the like for roles
+    with addresses.
 
     Hosts are joined by commas.  A role that the cluster does not have becomes an empty string.
     """

@@ -4,9 +4,10 @@ Every file and message of procsv passes through here.  All damaged data raises m
 the caller decides what a damaged file means.
 
 Python represents bytes that are not UTF-8 in file names, arguments and the environment as lone
-surrogates, U+DC80 to U+DCFF.  Neither format can hold them, so each is written as the six characters
-`\\udcXX`.  If a text itself contains such characters, its backslash is written as `\\u005c`, so that
-decoding restores the original.  People and other programs read valid UTF-8 in any case.
+surrogates, U+DC80 to U+DCFF.  Neither format can hold them, so each is written as the six
+characters `\\udcXX`.  If a text itself contains such characters, its backslash is written as
+`\\u005c`, so that decoding restores the original.  People and other programs read valid UTF-8 in
+any case.
 """
 
 from __future__ import annotations

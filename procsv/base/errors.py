@@ -1,7 +1,7 @@
 """Define errors by who is at fault: the user, a peer, or procsv.
 
-They are raised everywhere and caught at the edges.  The command line prints a UserError as one message,
-a receiver counts a PeerError and goes on, and nothing catches a ProcsvBug.
+They are raised everywhere and caught at the edges.  The command line prints a UserError as one
+message, a receiver counts a PeerError and goes on, and nothing catches a ProcsvBug.
 """
 
 from __future__ import annotations

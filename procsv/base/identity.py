@@ -1,7 +1,7 @@
 """Identify the processes of a run by role and index; an incarnation counts the starts of each.
 
-Every process uses a TaskId as the key of addresses, paths, locks, events and journal lines; nothing is
-keyed by a bare role.  This module does not know what a role does.
+Every process uses a TaskId as the key of addresses, paths, locks, events and journal lines; nothing
+is keyed by a bare role.  This module does not know what a role does.
 """
 
 from __future__ import annotations

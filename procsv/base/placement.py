@@ -1,4 +1,5 @@
-"""Find a launch's place among the launches that a scheduler has started together: its own task, and the others.
+"""Find a launch's place among the launches that a scheduler has started together: its own task, and
+the others.
 
 Pure: the environment is an argument, and no scheduler or name server is asked.  `procsv launch`
 calls it before it starts anything.  So if the command line does not fit what the scheduler has
@@ -34,8 +35,8 @@ Tasks = tuple[TaskId, ...]
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """The place of one launch among several. Each launch has one task, or none yet.
 
-    All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be on one
-    host.
+    All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be
+    on one host.
 
     `launch` is the task that the scheduler gave to the launch, and stays the name of the launch.
     `task` is its present task, which differs once it has taken over the task of a lost machine.

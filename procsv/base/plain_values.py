@@ -1,4 +1,5 @@
-"""Encode and decode plain values bit for bit: numbers, text, times, standard containers, NumPy arrays.
+"""Encode and decode plain values bit for bit: numbers, text, times, standard containers, NumPy
+arrays.
 
 Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored
 file may come from anywhere, so it can only name the types in this module.  Another thread may

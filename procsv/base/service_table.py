@@ -1,7 +1,8 @@
 """List the services, and how a run treats each.
 
-The watchdog, tasks, services and the command line read the table.  A new service needs a row here, its
-package, and that package in pyproject.toml; ipc/messaging/message.py defines who may send it what.
+The watchdog, tasks, services and the command line read the table.  A new service needs a row here,
+its package, and that package in pyproject.toml; ipc/messaging/message.py defines who may send it
+what.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make text from outside safe for a terminal: show control characters instead of obeying them.
 
-It is used wherever a path, an argument, an exception or a program's output reaches a person.  Files and
-pipes get the bytes unchanged.
+It is used wherever a path, an argument, an exception or a program's output reaches a person.  Files
+and pipes get the bytes unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`procsv drill TARGET`: train a program once without faults and once with them, and compare the results.
+"""`procsv drill TARGET`: train a program once without faults and once with them, and compare the
+results.
 
 Called by main.py.
 """

@@ -1,4 +1,5 @@
-"""`procsv preempt DIR`: preempt a live run as a platform does, and report whether it was saved in time.
+"""`procsv preempt DIR`: preempt a live run as a platform does, and report whether it was saved in
+time.
 
 Called by main.py.
 """

@@ -83,7 +83,8 @@ def _stop_launch(run: RunFile, pid: int, pidfd: int) -> None:
 
 
 def _open_launch(run: RunFile) -> tuple[int, int] | None:
-    """Return pid and pidfd of a launch that has taken the logdir, and has not written its own run.json.
+    """Return pid and pidfd of a launch that has taken the logdir, and has not written its own
+    run.json.
 
     It may wait there for an earlier run's processes, or watch another machine's lease.
     """

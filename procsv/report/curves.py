@@ -72,8 +72,8 @@ def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
 
 
 def _kept(points: Iterable[Scalar]) -> list[Scalar]:
-    """Drop the points of steps that were done again: a later point replaces every point at its step or
-    beyond.
+    """Drop the points of steps that were done again: a later point replaces every point at its step
+    or beyond.
     """
     kept: list[Scalar] = []
     for point in sorted(points, key=lambda one: one.time_s):

@@ -1,9 +1,10 @@
-"""Mutation tests of the code that decides: the cores, the commit, the catalogue, the slots, the lease and the locks.
+"""Mutation tests of the code that decides: the cores, the commit, the catalogue, the slots, the
+lease and the locks.
 
     scripts/mutate [--sample N] [--seed N] [--jobs N] [ROOM…]
 
-Each mutant is the tree with one small change (`<` for `<=`, `and` for `or`, a number plus one), with
-which a room's tests must fail. It prints the survivors, and how many mutants were killed.
+Each mutant is the tree with one small change (`<` for `<=`, `and` for `or`, a number plus one),
+with which a room's tests must fail. It prints the survivors, and how many mutants were killed.
 scripts/mutating/equivalents.txt lists survivors whose change has no visible effect, with the
 reason. The exit code is 1 if a room is below the bar of 90 %. `--sample` tries only that many of a
 room's mutants, drawn by `--seed`, because all of them take hours.

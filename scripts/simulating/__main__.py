@@ -1,4 +1,5 @@
-"""Runs under random faults, in memory: watchdog, both services and a model trainer on a fake clock, network and disk.
+"""Runs under random faults, in memory: watchdog, both services and a model trainer on a fake clock,
+network and disk.
 
     scripts/simulate [--tasks | --machines [N]] [--seed N] [--runs N] [--minutes M] [--verbose]
     scripts/simulate --cost [--verbose]

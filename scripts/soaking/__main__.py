@@ -1,4 +1,5 @@
-"""A run of digits under trouble, for as long as one likes; then: did anything grow, was anything lost?
+"""A run of digits under trouble, for as long as one likes; then: did anything grow, was anything
+lost?
 
     scripts/soak [--mixed] [--minutes 30] [--every 6] [--seed 1]
     scripts/soak --template [--forks 1000]
@@ -6,28 +7,32 @@
     scripts/soak --group [--minutes 30]
     scripts/soak --keras [--kills 200] [--seed 1]
 
-Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
-or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: every row of docs/bounds.md, files and
-memory, and whether the watchdog's descriptors grow.  At the
-end the run is stopped; it must exit 75, leave no process, socket or shared memory, and have every acknowledged checkpoint that retention keeps.
+Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint
+service, summary service, or (seldom) the watchdog, after which the same command is given again.
+Looked at throughout: every row of docs/bounds.md, files and memory, and whether the watchdog's
+descriptors grow.  At the end the run is stopped; it must exit 75, leave no process, socket or
+shared memory, and have every acknowledged checkpoint that retention keeps.
 
-With --mixed there is more than kills: processes are frozen; the run's directories are swept, and its sockets and locks
-one by one; the disks of logdir and runtime directory are full, the logdir is away or read-only for some seconds; the clock
-is set back; copies of the live logdir are launched elsewhere.  No restart may go back behind a checkpoint that was on
-disk, and what was trained must be, to the bit, what an undisturbed run trains.  Full disks need the right to mount, the
-clock needs libfaketime: what this machine cannot do is said and left out.
+With --mixed there is more than kills: processes are frozen; the run's directories are swept, and
+its sockets and locks one by one; the disks of logdir and runtime directory are full, the logdir is
+away or read-only for some seconds; the clock is set back; copies of the live logdir are launched
+elsewhere.  No restart may go back behind a checkpoint that was on disk, and what was trained must
+be, to the bit, what an undisturbed run trains.  Full disks need the right to mount, the clock needs
+libfaketime: what this machine cannot do is said and left out.
 
-With --template, trainer after trainer is forked from one standby, trains a few steps in a session, eagerly and with Keras
-under XLA, and is killed.  Each must train, and no other standby be made.
+With --template, trainer after trainer is forked from one standby, trains a few steps in a session,
+eagerly and with Keras under XLA, and is killed.  Each must train, and no other standby be made.
 
-With --bystanders, six programs that are no training (a server, a sleep, a preprocessing, a crash, a fork, a script that
-answers what is typed) run side by side, with limits of 5 s: none may be ended for a hang.
+With --bystanders, six programs that are no training (a server, a sleep, a preprocessing, a crash, a
+fork, a script that answers what is typed) run side by side, with limits of 5 s: none may be ended
+for a hang.
 
-With --group, one healthy run of several tasks: an idle parameter server, a slow evaluator, a slow worker, a chief that stands
-still now and then.  None may be ended or started again.
+With --group, one healthy run of several tasks: an idle parameter server, a slow evaluator, a slow
+worker, a chief that stands still now and then.  None may be ended or started again.
 
-With --keras, fits of some twenty kinds are killed at batches that the seed chooses.  Each must end with the variables and the
-History, to the bit, of one that nobody disturbed.  Exit code 1 if something was wrong.
+With --keras, fits of some twenty kinds are killed at batches that the seed chooses.  Each must end
+with the variables and the History, to the bit, of one that nobody disturbed.  Exit code 1 if
+something was wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Give the checkpoint service access to its machine: disk, slots, processes and threads, but not messages.
+"""Give the checkpoint service access to its machine: disk, slots, processes and threads, but not
+messages.
 
 process.py creates the real environment; the simulation uses one that exists only in memory.  This
 module decides nothing.

@@ -2,7 +2,8 @@
 
 A *parcel* is such a file in shared memory, with the path where it belongs (ipc/shm/file_parcel.py).
 process.py uses this module on its main thread.  The disk thread places files and writes checkpoints
-in the order in which they arrive.  So a file is in place before a checkpoint says that it was saved.
+in the order in which they arrive.  So a file is in place before a checkpoint says that it was
+saved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """End a run whose watchdog is dead: wait for the trainer and remove the run's files.
 
-process.py calls it when the lifeline is cut.  The trainer saves and exits by itself; it is killed if
-it does not within the grace period.  A trainer that procsv did not start is not killed: it trains
-on, and this module waits for it without limit.  Once the other services have ended, the run's files
-are removed.  Nothing is touched after another run has acquired the logdir.
+process.py calls it when the lifeline is cut.  The trainer saves and exits by itself; it is killed
+if it does not within the grace period.  A trainer that procsv did not start is not killed: it
+trains on, and this module waits for it without limit.  Once the other services have ended, the
+run's files are removed.  Nothing is touched after another run has acquired the logdir.
 """
 
 from __future__ import annotations

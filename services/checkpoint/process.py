@@ -134,8 +134,8 @@ class CheckpointService:
     def _look_at_chief(self) -> None:
         """Forgets the answer that the last chief got, if that chief is dead.
 
-        A task of the next generation may ask before the watchdog reports the chief's death.  It must
-        not get that answer, because the state in it may no longer be the newest.
+        A task of the next generation may ask before the watchdog reports the chief's death.  It
+        must not get that answer, because the state in it may no longer be the newest.
         """
         attempt = self._core.followers.answered_attempt
         chief = self._trainers.get((self._tools.start.chief, attempt))

@@ -62,7 +62,8 @@ class StateOffers:
 
 
 class MirrorSource:
-    """Offers this run's newest snapshot to the machine that keeps a copy, once it is newer than the copy.
+    """Offers this run's newest snapshot to the machine that keeps a copy, once it is newer than the
+    copy.
 
     The offer is always for the newest snapshot at the time of the question, so snapshots that come
     faster than they can be copied are skipped.

@@ -1,4 +1,5 @@
-"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and continuous.
+"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and
+continuous.
 
 `procsv drill` runs it.  It only reads, and prints JSON.  Files are continuous if TensorBoard would
 draw unbroken curves: every record is whole, steps go backwards only after a START event (by which a

@@ -5,10 +5,10 @@ that it returns.  It never keeps a record: the sender keeps a record that cannot
 sends it again (procsv/training/runtime/event_backlog.py).
 
 A *stream* is one event writer of an attempt, and has event files of its own.  It takes records
-strictly in order.  If part of a batch is already written, only the rest is taken; a batch that leaves
-a gap is refused.  Each answer names the last record written.  So each record is written exactly once,
-even if messages are lost, repeated or late.  A *parcel* is a file in shared memory or the run
-directory with one large record; the message has only its path.
+strictly in order.  If part of a batch is already written, only the rest is taken; a batch that
+leaves a gap is refused.  Each answer names the last record written.  So each record is written
+exactly once, even if messages are lost, repeated or late.  A *parcel* is a file in shared memory or
+the run directory with one large record; the message has only its path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Write event files as TensorBoard reads them: name, frame and append records, and repair a torn tail.
+"""Write event files as TensorBoard reads them: name, frame and append records, and repair a torn
+tail.
 
 stream_file.py and the tests use it.  It never imports TensorFlow and never buffers: once
 `append_records` returns, the records are in the file even if the process is killed.
@@ -76,8 +77,9 @@ class EventFile:
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
         """Opens `path`, which need not exist yet.
 
-        `offset`: `repair` keeps whole records after it; without `repair`, the first `append_records`
-        cuts off everything after it.  `is_new`: raise FileExistsError if the file exists.
+        `offset`: `repair` keeps whole records after it; without `repair`, the first
+        `append_records` cuts off everything after it.  `is_new`: raise FileExistsError if the file
+        exists.
         """
         self.path = path
         self.offset = offset
@@ -88,7 +90,8 @@ class EventFile:
         """Appends the records (a Path names a parcel that holds one).
 
         An empty file gets its version record first.  OSError passes through, and nothing of this
-        call stays in the file; if the disk refuses even to truncate it, the next call does so first.
+        call stays in the file; if the disk refuses even to truncate it, the next call does so
+        first.
         """
         if not self._is_clean:
             os.ftruncate(self._fd, self.offset)
@@ -141,10 +144,11 @@ class EventFile:
             return self._write_frames(at, (_masked(crc),))
 
     def repair(self) -> int:
-        """Keeps the whole records after `offset`, cuts off a torn one, and returns how many it kept.
+        """Keeps the whole records after `offset`, cuts off a torn one, and returns how many it
+        kept.
 
-        They were written by a process that was killed before it could note them.  Their sender may be
-        dead, too, and unable to send them again.  The version record is not counted.
+        They were written by a process that was killed before it could note them.  Their sender may
+        be dead, too, and unable to send them again.  The version record is not counted.
         """
         count = -1 if self.offset == 0 else 0
         with os.fdopen(os.dup(self._fd), "rb") as file:

@@ -33,7 +33,8 @@ declare("summary.before_graph_text")
 
 
 def print_graph(parcel: Path, path: Path) -> None:
-    """Writes the serialized GraphDef in `parcel` to `path` as text, in the format of tf.io.write_graph.
+    """Writes the serialized GraphDef in `parcel` to `path` as text, in the format of
+    tf.io.write_graph.
 
     ValueError if it is not a GraphDef.  A missing parcel has already been printed: removing it is
     the last step, so only the acknowledgement was lost.
@@ -155,7 +156,8 @@ class GraphPrinter:
     def close(self) -> None:
         """Ends the thread soon.
 
-        The next process does a half-finished job again.  The file is replaced as a whole, so it is never torn.
+        The next process does a half-finished job again.  The file is replaced as a whole, so it is
+        never torn.
         """
         self._stopping.set()
         self._jobs.put(None)

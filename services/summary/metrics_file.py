@@ -1,7 +1,7 @@
 """Write a run's metrics, which the watchdog sends, to an event file of their own.
 
-The file includes a layout that groups their curves in TensorBoard's Custom Scalars.  process.py uses
-this module.
+The file includes a layout that groups their curves in TensorBoard's Custom Scalars.  process.py
+uses this module.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MEANING = {
 class MetricsFile:
     """The event file for the run's metrics, in `<logdir>/procsv`.  The first metric creates it.
 
-    The file needs a folder of its own.  TensorBoard reads the files of a folder one after another, so
-    it could not follow this file and the trainer's in one folder while both grow.  A metric that
+    The file needs a folder of its own.  TensorBoard reads the files of a folder one after another,
+    so it could not follow this file and the trainer's in one folder while both grow.  A metric that
     cannot be written is dropped; the next one replaces it.
     """
 
@@ -82,7 +82,8 @@ class MetricsFile:
 def _layout_event(wall_s: float) -> bytes:
     """Returns the layout that groups procsv's curves in TensorBoard's Custom Scalars.
 
-    It goes into this file because a layout among the program's event files would hide the program's own layout.
+    It goes into this file because a layout among the program's event files would hide the program's
+    own layout.
     """
     layout = Layout(
         category=[

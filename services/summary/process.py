@@ -1,4 +1,5 @@
-"""Write a run's event files and graph.pbtxt in a process of its own, so that no trainer waits for a disk.
+"""Write a run's event files and graph.pbtxt in a process of its own, so that no trainer waits for a
+disk.
 
 procsv.services.runtime runs it.  core.py decides, stream_file.py writes and graph_text.py prints;
 this module connects them to the messages.  It never imports TensorFlow (memory limit: 60 MB) and

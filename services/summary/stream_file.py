@@ -1,10 +1,11 @@
-"""Write the streams' event files, and how far each is written: the disk side of the summary service.
+"""Write the streams' event files, and how far each is written: the disk side of the summary
+service.
 
 process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
 message and never decides which records are new.
 
-A stream's *position* is a small file in the run directory.  It makes each record appear exactly once,
-wherever a SIGKILL hits:
+A stream's *position* is a small file in the run directory.  It makes each record appear exactly
+once, wherever a SIGKILL hits:
 
     1  the position names a file that does not exist yet, at offset 0
     2  records are written after that offset
@@ -12,7 +13,8 @@ wherever a SIGKILL hits:
     4  the records are acknowledged
 
 Killed after 1 or 2: the next process counts the whole records after the offset as written and cuts
-off a torn one.  Killed after 3: the sender sends the records again and learns that they are written.
+off a torn one.  Killed after 3: the sender sends the records again and learns that they are
+written.
 """
 
 from __future__ import annotations
@@ -207,8 +209,8 @@ class StreamStore:
     def repair(self) -> list[tuple[str, int]]:
         """Repairs files with a torn end; returns (name, through) of each stream that can continue.
 
-        A stream of another run is repaired and ended: its trainer is dead, and a new trainer may use
-        the stream's name.
+        A stream of another run is repaired and ended: its trainer is dead, and a new trainer may
+        use the stream's name.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -233,7 +235,8 @@ class StreamStore:
     def not_now(self, writer: str) -> Written | None:
         """Returns the answer for a stream that is not repaired yet, or None if it needs no repair.
 
-        The answer accepts no records.  It does not call the stream unknown, so the sender does not reopen it.
+        The answer accepts no records.  It does not call the stream unknown, so the sender does not
+        reopen it.
         """
         if writer not in self._unrepaired:
             return None

@@ -1,7 +1,8 @@
-"""Define the journal's entries: a class for each event, with all fields but time, role and incarnation.
+"""Define the journal's entries: a class for each event, with all fields but time, role and
+incarnation.
 
-Writers construct them, line.py decodes them, and docs/schema/ is made from them.  New events and fields
-may be added; a new field needs a default for lines of earlier versions.
+Writers construct them, line.py decodes them, and docs/schema/ is made from them.  New events and
+fields may be added; a new field needs a default for lines of earlier versions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write and read the journal of a logdir: one JSON object a line, appended and never rewritten.
 
-At BYTES_MAX the file is renamed, replacing the previously renamed one, and a new one begins; readers
-read both as one.
+At BYTES_MAX the file is renamed, replacing the previously renamed one, and a new one begins;
+readers read both as one.
 
 Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a
 power failure, or by a kill during the write, because a killed write may stop between two pages.

@@ -1,4 +1,5 @@
-"""Link a run with the logdir that its program has named: checkpoints and events are there, its own files elsewhere.
+"""Link a run with the logdir that its program has named: checkpoints and events are there, its own
+files elsewhere.
 
 `procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  If the program
 names another directory, the run adopts that as its logdir.  run.json in the run's own directory

@@ -1,8 +1,8 @@
 """Lock a directory's `checkpoint` file between the checkpoint service and a Saver in the trainer.
 
-The service holds the lock during a commit, and the trainer during the program's own save.  It is a lock
-on the directory itself, so it leaves no file behind, and the kernel releases a dead process's lock.  A
-process that does not get it in time goes on without it.
+The service holds the lock during a commit, and the trainer during the program's own save.  It is a
+lock on the directory itself, so it leaves no file behind, and the kernel releases a dead process's
+lock.  A process that does not get it in time goes on without it.
 """
 
 from __future__ import annotations

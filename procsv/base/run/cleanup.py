@@ -1,7 +1,8 @@
 """Remove a run's files by name from its run directory and from shared memory.
 
-The watchdog calls it at the end of a run, or the checkpoint service if it ends last.  A launch calls it
-to remove the files of a killed run.  Files that are not ours stay, and so does their directory.
+The watchdog calls it at the end of a run, or the checkpoint service if it ends last.  A launch
+calls it to remove the files of a killed run.  Files that are not ours stay, and so does their
+directory.
 """
 
 from __future__ import annotations

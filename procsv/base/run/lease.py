@@ -5,10 +5,10 @@ lock at all.  So the holder of a logdir also keeps a small file in it, the lease
 every few seconds.  A process that finds another's lease watches whether it changes, so clocks of
 two machines are never compared.  A process that finds its own lease replaced stops writing there.
 
-Checking the lease is not enough, because a process may be stopped right after the check.  So the holder
-replaces the lease, and other files that only the holder may change (run.json, and pointers to another
-directory), through a fence (base/system/fenced_rename.py) in `procsv/.pen.<run>`.  A process that takes
-the logdir removes the fences of all others.
+Checking the lease is not enough, because a process may be stopped right after the check.  So the
+holder replaces the lease, and other files that only the holder may change (run.json, and pointers
+to another directory), through a fence (base/system/fenced_rename.py) in `procsv/.pen.<run>`.  A
+process that takes the logdir removes the fences of all others.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_a
     """Judges a lease; None stands for a file that is not a lease.
 
     `has_lock`: we hold the directory's lock, and its filesystem has locks.  `is_alive`: whether the
-    holder lives, if it is in our process space.  One kernel enforces its own locks on any filesystem,
-    so if we have the lock, a holder under this kernel is dead.
+    holder lives, if it is in our process space.  One kernel enforces its own locks on any
+    filesystem, so if we have the lock, a holder under this kernel is dead.
     """
     if lease is not None and has_lock and lease.place.boot == here.boot:
         return LeaseStanding.FREE
@@ -159,7 +159,8 @@ class LeaseFile:
             disk.unlink_if_there(probe)
 
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
-        """Writes `lease` over any other, and removes the fences of all other runs, so that they stop writing there.
+        """Writes `lease` over any other, and removes the fences of all other runs, so that they
+        stop writing there.
 
         `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken
         it.  A holder that was just renewing its lease may replace ours once, before its fence is

@@ -80,7 +80,8 @@ def read_file(path: str) -> File | None:
 
 
 def changed_files(loaded: LoadedModules, home: str) -> tuple[str, ...]:
-    """Returns the program's own files that have changed or are gone, relative to its directory `home`.
+    """Returns the program's own files that have changed or are gone, relative to its directory
+    `home`.
 
     If a project was moved or copied, its files are found at the same relative paths.
     """
@@ -113,7 +114,8 @@ def write_loaded(path: Path, loaded: LoadedModules) -> None:
 
 
 def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
-    """Takes over the record of an earlier launch of the same command; returns whether there is a usable one.
+    """Takes over the record of an earlier launch of the same command; returns whether there is a
+    usable one.
 
     The record is not usable in three cases.  (1) A file of the program has changed, so the program
     may now set the environment differently before its imports.  (2) Another user wrote the record,

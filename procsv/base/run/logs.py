@@ -1,7 +1,7 @@
 """Follow the logs of a run's processes through rotation, and read their ends.
 
-To rotate a log, its writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that name, and
-starts a new `NAME.log` (training/process/log_rotation.py).
+To rotate a log, its writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that
+name, and starts a new `NAME.log` (training/process/log_rotation.py).
 """
 
 from __future__ import annotations

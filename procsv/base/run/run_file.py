@@ -1,8 +1,8 @@
 """Read and write run.json: the identity and the state of a run, valid even if no run is active.
 
-Only the watchdog writes it, and replaces it as a whole.  The command line, the next launch and people
-read it.  The file never says whether the run is active, because its writer may have been killed; so
-`is_active` asks the system.
+Only the watchdog writes it, and replaces it as a whole.  The command line, the next launch and
+people read it.  The file never says whether the run is active, because its writer may have been
+killed; so `is_active` asks the system.
 
 Anybody who can write to a logdir can put such a file there, and name any process and directory in
 it.  So the directories that it names are believed only if their names contain the id of its logdir

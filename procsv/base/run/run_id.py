@@ -1,21 +1,21 @@
 """Give the runs in a directory a random id, which no copy of the directory has.
 
-The first launch in a logdir creates the id in `<logdir>/procsv/id.json`, and later launches keep it.
-Process marks, runtime directories and shared memory are named by the id and not by the path.  So two
-directories with the same path (a private /tmp, two containers) have different runs, and so have a
-directory and its successor after somebody has deleted and recreated it.
+The first launch in a logdir creates the id in `<logdir>/procsv/id.json`, and later launches keep
+it. Process marks, runtime directories and shared memory are named by the id and not by the path.
+So two directories with the same path (a private /tmp, two containers) have different runs, and so
+have a directory and its successor after somebody has deleted and recreated it.
 
-A copy contains the file, too.  So the file also records the directory in which it was created, by device
-and inode.  Anywhere else, the id is a hash of the file's contents and its present directory.  Thus a copy
-has its own id without being changed, and two machines that number a network filesystem differently do
-not overwrite each other's files.  The same applies to another user's file, which could name a run of
-ours.
+A copy contains the file, too.  So the file also records the directory in which it was created, by
+device and inode.  Anywhere else, the id is a hash of the file's contents and its present directory.
+Thus a copy has its own id without being changed, and two machines that number a network filesystem
+differently do not overwrite each other's files.  The same applies to another user's file, which
+could name a run of ours.
 
 A logdir that is a URL has no id.  The URL is the same for everybody, so its hash names the runs.  A
 restarted container that has lost its disk then still finds its snapshots in shared memory.
 
-If a filesystem's device number changes between two launches, the logdir counts as a copy.  A killed run's
-shared memory is not found then, and the next launch resumes from the newest checkpoint.
+If a filesystem's device number changes between two launches, the logdir counts as a copy.  A killed
+run's shared memory is not found then, and the next launch resumes from the newest checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Read the secret file that every launch of a run on several machines has, and check its permissions.
+"""Read the secret file that every launch of a run on several machines has, and check its
+permissions.
 
 `procsv launch` uses it.  ipc/messaging/curve_transport.py derives keys from the secret.  The secret
 appears in no message, no environment and no other file.

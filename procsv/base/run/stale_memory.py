@@ -6,9 +6,10 @@ containers that share a /dev/shm.  Every launch sweeps at its start (open_run.py
 abandoned directories, but nothing that is locked.  A killed run's memory stays, because its next
 launch resumes from it.
 
-A logdir counts as deleted only in the mount namespace in which it was named, and only if its filesystem
-is still mounted there.  In another container the path means something else, and a missing disk may come
-back.  If a launch is killed during its sweep, the next launch sweeps the rest.
+A logdir counts as deleted only in the mount namespace in which it was named, and only if its
+filesystem is still mounted there.  In another container the path means something else, and a
+missing disk may come back.  If a launch is killed during its sweep, the next launch sweeps the
+rest.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Logdir(Enum):
 def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
     """Whether an unlocked directory is abandoned.
 
-    A directory without an owner belongs to a launch that is just creating it, or to an older procsv.
-    So it is abandoned only if nobody has touched it for long.
+    A directory without an owner belongs to a launch that is just creating it, or to an older
+    procsv. So it is abandoned only if nobody has touched it for long.
     """
     if untouched_s > UNTOUCHED_S_MAX:
         return True

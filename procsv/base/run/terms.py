@@ -50,7 +50,8 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 def write_term(paths: RunPaths, term: Term) -> Term:
     """Makes `term` the logdir's newest; returns it with its number.
 
-    The file is created as a whole, so nobody reads half of it, and only one of two coordinators gets a number.
+    The file is created as a whole, so nobody reads half of it, and only one of two coordinators
+    gets a number.
     """
     directory = paths.terms
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)

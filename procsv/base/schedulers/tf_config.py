@@ -1,8 +1,8 @@
 """Read a TF_CONFIG that was set from outside: a cluster, and this process's task in it.  Pure.
 
-procsv/base/placement.py calls it.  It reads what TensorFlow's TFConfigClusterResolver reads, and reports
-mistakes before a program has spent its start-up time.  It never changes TF_CONFIG; the program gets
-the same text.
+procsv/base/placement.py calls it.  It reads what TensorFlow's TFConfigClusterResolver reads, and
+reports mistakes before a program has spent its start-up time.  It never changes TF_CONFIG; the
+program gets the same text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class ClusterMember(msgspec.Struct, frozen=True):
 def names_a_task(environment: Environment) -> bool:
     """Whether there is a TF_CONFIG with a cluster and a task; UserError if it cannot be read.
 
-    A TF_CONFIG without a task is for clients of a cluster, and one without a cluster for a single program.
+    A TF_CONFIG without a task is for clients of a cluster, and one without a cluster for a single
+    program.
     """
     config = _decode(environment)
     return bool(config.cluster) and config.task is not None

@@ -30,7 +30,8 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
 
 
 def create_file(path: Path, data: bytes, mode: int) -> None:
-    """Creates `path` as a whole; FileExistsError if it is there.  The caller syncs its name, if necessary.
+    """Creates `path` as a whole; FileExistsError if it is there.  The caller syncs its name, if
+    necessary.
 
     A kill before the link leaves a dot-file that nobody reads.
     """
@@ -47,7 +48,8 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file, so that it is kept for inspection but not read again; returns its new path.
+    """Renames a damaged file, so that it is kept for inspection but not read again; returns its new
+    path.
 
     Replaces a file that was set aside before.
     """

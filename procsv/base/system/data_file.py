@@ -1,8 +1,8 @@
 """Read files that somebody else may have put there, such as files in a logdir that was copied from
 elsewhere.
 
-A FIFO would block its reader, a device may never end, a link leads to another directory, and a file of
-terabytes takes all memory.  procsv writes none of them, so this module refuses them.
+A FIFO would block its reader, a device may never end, a link leads to another directory, and a file
+of terabytes takes all memory.  procsv writes none of them, so this module refuses them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class NotAFile(UserError, OSError):
 def open_data(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: bool = False) -> int:
     """Opens the regular file `path` and returns its descriptor.
 
-    NotAFile, without waiting, if it is anything else; other OSErrors pass through.  `flags`: O_RDONLY, or
-    more; O_CREAT creates a file that only we can access.  `follows_links`: accept a link to a regular file.
+    NotAFile, without waiting, if it is anything else; other OSErrors pass through.  `flags`:
+    O_RDONLY, or more; O_CREAT creates a file that only we can access.  `follows_links`: accept a
+    link to a regular file.
     """
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW), 0o600)

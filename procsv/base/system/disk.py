@@ -1,9 +1,9 @@
 """Make all changes to a disk in one place, so that a test can watch, break or replay them.
 
-The checkpoint store and atomic_file.py call it as `disk.rename(…)` and never import a function by name,
-so a substitute for a function takes effect everywhere.  The first part has single operations of the
-system; the second part combines them.  OSError passes through everything.  Reading does not go through
-here.
+The checkpoint store and atomic_file.py call it as `disk.rename(…)` and never import a function by
+name, so a substitute for a function takes effect everywhere.  The first part has single operations
+of the system; the second part combines them.  OSError passes through everything.  Reading does not
+go through here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CALLS = ("create", "write", "fsync", "fsync_path", "rename", "link", "unlink", "
 def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
     """Creates a file for writing and returns its descriptor.
 
-    `replace`: remove an older file first; without it, FileExistsError.  It never follows a symbolic link,
-    which might lead anywhere if others can write to the directory.
+    `replace`: remove an older file first; without it, FileExistsError.  It never follows a symbolic
+    link, which might lead anywhere if others can write to the directory.
     """
     failpoint("disk.full")
     if replace:
@@ -179,7 +179,8 @@ def has_room(directory: Path) -> bool:
 def free_bytes(directory: Path) -> int:
     """Returns the space that a user without privileges may use.  OSError if it cannot be read.
 
-    A filesystem that does not say how large it is has room for anything: ramfs, tmpfs without a limit, some FUSE ones.
+    A filesystem that does not say how large it is has room for anything: ramfs, tmpfs without a
+    limit, some FUSE ones.
     """
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize

@@ -1,12 +1,12 @@
 """Change files by renames that have no effect once another machine has taken over the directory.
 
 A commit uses it (services/checkpoint/store/commit.py), and so does the holder of a logdir
-(base/run/lease.py).  Checking a lease before each change is not enough: a process can be stopped right
-after the check, and go on minutes later, when another machine has the logdir.
+(base/run/lease.py).  Checking a lease before each change is not enough: a process can be stopped
+right after the check, and go on minutes later, when another machine has the logdir.
 
-So each change renames a file out of the fence's own directory, or into it.  A machine that takes over
-removes that directory before it relies on anything that it finds.  From then on these renames lack
-their source or target.  This works on every filesystem with atomic renames, including network
+So each change renames a file out of the fence's own directory, or into it.  A machine that takes
+over removes that directory before it relies on anything that it finds.  From then on these renames
+lack their source or target.  This works on every filesystem with atomic renames, including network
 filesystems.
 """
 

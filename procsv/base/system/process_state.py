@@ -42,7 +42,8 @@ def thread_states(pid: int) -> set[str]:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file open, removed or not; PermissionError for another user's process.
+    """Whether a process has the file open, removed or not; PermissionError for another user's
+    process.
 
     /proc shows real paths, but `path` may lead through a symbolic link.
     """
@@ -69,7 +70,8 @@ def name_own_thread() -> None:
 
 
 def tree_activity(pid: int) -> int | None:
-    """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is not visible.
+    """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is
+    not visible.
 
     The count of context switches shows that a thread has run.  CPU time shows it for a thread that
     is never switched away.

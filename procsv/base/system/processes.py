@@ -8,9 +8,9 @@ of a watchdog or of the checkpoint service.  So these raise their descriptor lim
 processes that they start get the user's limit back.  They also have keys in memory, so they forbid
 core dumps.
 
-Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's named
-semaphores and shared memory once every process at the other end of its pipe is dead.  If it were
-killed together with the others, each crash would leave them in /dev/shm.
+Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's
+named semaphores and shared memory once every process at the other end of its pipe is dead.  If it
+were killed together with the others, each crash would leave them in /dev/shm.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def _signal_main_thread(self, number: int) -> bool:
-        """Sends a signal to the main thread, so that no other thread takes it; returns whether that worked.
+        """Sends a signal to the main thread, so that no other thread takes it; returns whether that
+        worked.
 
         The pid cannot be reused before the child is reaped.
         """
@@ -210,10 +211,11 @@ def spawn(
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Starts `argv` in a session of its own, with empty standard input or `stdin`, and output appended to `log`.
+    """Starts `argv` in a session of its own, with empty standard input or `stdin`, and output
+    appended to `log`.
 
-    `log=None`: the child shares our output.  Call it from the main thread.  OSError (EAGAIN, EMFILE,
-    ENOMEM) passes through.
+    `log=None`: the child shares our output.  Call it from the main thread.  OSError (EAGAIN,
+    EMFILE, ENOMEM) passes through.
     """
     output: int | None = None
     if log is not None:

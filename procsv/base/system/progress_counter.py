@@ -1,7 +1,8 @@
 """Count the progress of this process's jobs, for its heartbeat.
 
-disk.py advances the count, and so does code that reads or verifies large data a piece at a time.  The
-checkpoint service's main loop reads it.  A slow job advances it now and then; a stuck job never does.
+disk.py advances the count, and so does code that reads or verifies large data a piece at a time.
+The checkpoint service's main loop reads it.  A slow job advances it now and then; a stuck job never
+does.
 """
 
 from __future__ import annotations

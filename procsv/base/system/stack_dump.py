@@ -1,7 +1,7 @@
 """Dump the stacks of a process with faulthandler, when it crashes or when the watchdog asks.
 
-The trainer's bootstrap calls `arm` before any of the user's code runs; a service calls `arm_log` first
-of all.  The handlers run in C, in microseconds, even if another thread holds the GIL.
+The trainer's bootstrap calls `arm` before any of the user's code runs; a service calls `arm_log`
+first of all.  The handlers run in C, in microseconds, even if another thread holds the GIL.
 
 Reading the frames of other running threads may crash the process, and faulthandler comes to the
 main thread last.  So the watchdog first asks the main thread for its own stack (MAIN_DUMP_SIGNAL),
@@ -56,8 +56,8 @@ class DumpFile:
 def arm(path: Path) -> DumpFile:
     """Dumps stacks to `path` from now on.
 
-    All stacks at DUMP_SIGNAL, SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL; at MAIN_DUMP_SIGNAL only the
-    stack of the thread that gets the signal.
+    All stacks at DUMP_SIGNAL, SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL; at MAIN_DUMP_SIGNAL only
+    the stack of the thread that gets the signal.
     """
     return DumpFile(path, takes_signals=True)
 

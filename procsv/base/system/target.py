@@ -1,7 +1,7 @@
 """Find the program that TARGET of `procsv launch` names, without importing any of it.
 
-The command line uses it to refuse a missing target, and the trainer's bootstrap to run it.  It never
-executes the user's code: it searches packages level by level, without reading their __init__.
+The command line uses it to refuse a missing target, and the trainer's bootstrap to run it.  It
+never executes the user's code: it searches packages level by level, without reading their __init__.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ def is_of_run(environ: bytes, mark: str, *, holds_lock: bool, is_init: bool) -> 
 
     `holds_lock`: the process has inherited a lock of the run.  `is_init`: the watchdog is the first
     process of a container, so that any orphan there becomes its child, such as remains of `kubectl
-    exec`.  If it is not, its orphans are its own descendants, and one with an empty environment must
-    come from the program.  One with an environment but no mark comes from a command of --on-event, or
-    from the shell that has replaced itself by the watchdog (exec).
+    exec`.  If it is not, its orphans are its own descendants, and one with an empty environment
+    must come from the program.  One with an environment but no mark comes from a command of
+    --on-event, or from the shell that has replaced itself by the watchdog (exec).
     """
     return holds_lock or has_mark(environ, mark) or not (is_init or environ.strip(b"\0"))
 

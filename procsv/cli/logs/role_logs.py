@@ -1,4 +1,5 @@
-"""Read the logs of one role (a task, a service or a standby): list its attempts, and read their output.
+"""Read the logs of one role (a task, a service or a standby): list its attempts, and read their
+output.
 
 Used by command.py. The line above an attempt says how the previous one ended. This module only
 reads files, and never waits for output.

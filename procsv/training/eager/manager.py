@@ -1,4 +1,5 @@
-"""Provide CheckpointManager: `save` only captures the state; `step` takes snapshots between two saves.
+"""Provide CheckpointManager: `save` only captures the state; `step` takes snapshots between two
+saves.
 
 A program makes a manager, restores, trains, and reports the end of each step. procsv writes the
 files that TensorFlow's own manager would have written, under the same names, so a program without

@@ -2,8 +2,8 @@
 
     model.fit(dataset, epochs=50, callbacks=[procsv.keras.BackupAndRestore("backup")])
 
-The callback writes nothing on the training thread: snapshots go to shared memory, and the checkpoint
-service turns them into checkpoints.
+The callback writes nothing on the training thread: snapshots go to shared memory, and the
+checkpoint service turns them into checkpoints.
 
 DropInBackup replaces Keras' own callback in a program that does not know procsv. Under `procsv
 launch --drop-in`, the state of every fit goes to the run's logdir, and a fit without a

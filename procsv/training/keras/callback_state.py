@@ -244,9 +244,11 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
 
 
 def _find_outside(callback: Any) -> dict[str, Callable[[], Any]]:
-    """Return what the functions of a callback may change outside of it, by name, with a function that reads it.
+    """Return what the functions of a callback may change outside of it, by name, with a function
+    that reads it.
 
-    These are lists and the like that they name, and globals and variables of closures that they set.
+    These are lists and the like that they name, and globals and variables of closures that they
+    set.
     """
     holders = [callback, *filter(is_own, type(callback).__mro__)]
     functions = [

@@ -240,7 +240,8 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
 
 
 def _keep_best(callback: Any) -> None:
-    """Keep the restored `best` while the callback sets its `monitor_op`, at the end of its first epoch.
+    """Keep the restored `best` while the callback sets its `monitor_op`, at the end of its first
+    epoch.
 
     Where EarlyStopping is no MonitorCallback yet (Keras 3.3), it forgets its best value then.
     """
@@ -274,10 +275,11 @@ def _has_model(path: str) -> bool:
 
 
 def find_lost_model(callbacks: Sequence[Any], saved: Sequence[tuple[str, Any]]) -> str:
-    """Return the path of a model that a fit had saved, and that is no longer there; "" if there is none.
+    """Return the path of a model that a fit had saved, and that is no longer there; "" if there is
+    none.
 
-    A program may empty its directory when it starts. After a fit that is not trained again, it would
-    not find the model.
+    A program may empty its directory when it starts. After a fit that is not trained again, it
+    would not find the model.
     """
     for callback, state in _pair(callbacks, saved):
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and isinstance(state, dict):

@@ -236,7 +236,8 @@ def shuffles_itself(dataset: Any) -> bool:
 
 
 def pipeline_of(epochs: Epochs) -> list[Any]:
-    """Return the steps of the tf.data pipeline that the program has passed to `fit`, the last one first.
+    """Return the steps of the tf.data pipeline that the program has passed to `fit`, the last one
+    first.
 
     Other data have none: Keras makes their pipeline anew for each fit.
     """
@@ -263,7 +264,8 @@ def repeats_shuffled(dataset: Any, is_repeated: bool = False) -> bool:
 
 
 def caches_random(steps: list[Any], draws: bool) -> bool:
-    """Return whether a pipeline caches elements that are others, or in another order, in each iterator.
+    """Return whether a pipeline caches elements that are others, or in another order, in each
+    iterator.
 
     `draws`: the program's functions draw from random generators.
     """

@@ -220,8 +220,9 @@ class Fit:
 
     # -- evaluations -----------------------------------------------------------------------------------------
     def begin_evaluation(self) -> None:
-        """Before `on_test_begin`, keep the state of training, to save it or to return to it. All steps
-        of the epoch have ended, and the metrics are not reset yet.
+        """Before `on_test_begin`, keep the state of training, to save it or to return to it.
+
+        All steps of the epoch have ended, and the metrics are not reset yet.
         """
         evaluation = self._progress.evaluation
         evaluation.follow_data()

@@ -283,7 +283,8 @@ class RunSeeds:
 
 
 def place_in_loops(frame: FrameType | None) -> str:
-    """Return the passes of the program's `for` loops that `frame` and its callers are in; "" outside of any.
+    """Return the passes of the program's `for` loops that `frame` and its callers are in; ""
+    outside of any.
 
     A pass is known by the numbers and texts that its loop has given to variables.
     """

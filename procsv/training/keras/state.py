@@ -116,8 +116,8 @@ class FitState(EagerState):
     ) -> None:
         """Make the source of state of a fit.
 
-        `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables of a place
-        that do not exist yet.
+        `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables
+        of a place that do not exist yet.
         """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files = count_calls, files

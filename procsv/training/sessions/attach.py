@@ -53,8 +53,8 @@ def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | No
 def is_logdir_free(launched: Runtime, graph: Any) -> bool:
     """Returns whether a training of `graph` that names no directory may use the run's logdir.
 
-    The first graph that trains there keeps it.  Another graph is another model, such as the next fold
-    of a cross-validation, and must not start from the first one's state.
+    The first graph that trains there keeps it.  Another graph is another model, such as the next
+    fold of a cross-validation, and must not start from the first one's state.
     """
     if graph is None or launched.logdir_user is None or launched.logdir_user() is graph:
         return True

@@ -32,8 +32,8 @@ class Boundary:
 
     The training thread is the thread that creates this object, unless another thread makes the
     first step.  Any thread may set `due`.  The training thread then calls `visit`, with the lock
-    held, when its current call ends, or its next one if none is running.  While another thread holds
-    `lock`, the training thread is between two calls.
+    held, when its current call ends, or its next one if none is running.  While another thread
+    holds `lock`, the training thread is between two calls.
     """
 
     __slots__ = (
@@ -135,7 +135,8 @@ class Boundary:
                     self.thread, self.is_settled = threading.get_ident(), True
 
     def begin_steps(self) -> None:
-        """Begins the first step.  Each `end_step` ends one and begins the next, until `leave_steps`.
+        """Begins the first step.  Each `end_step` ends one and begins the next, until
+        `leave_steps`.
 
         For programs whose steps go through no call of procsv.  Their state is consistent only where
         they say so, so this thread keeps the lock all the time.

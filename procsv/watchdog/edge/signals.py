@@ -68,8 +68,9 @@ class StoppedBeforeStart(UserError):
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end. There is no program yet, so a
-    signal that would be passed on to it has its default meaning here.
+    """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end.
+
+    There is no program yet, so a signal that would be passed on to it has its default meaning here.
     """
     if not signals.wait(seconds):
         return

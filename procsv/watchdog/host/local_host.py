@@ -85,8 +85,8 @@ class LocalHost(TaskHost):
 
     # -- orders --------------------------------------------------------------------------------------------
     def prepare_first(self) -> None:
-        """Prepare the first start: an earlier launch recorded the program's imports, so a standby can
-        import them once for all tasks.
+        """Prepare the first start: an earlier launch recorded the program's imports, so a standby
+        can import them once for all tasks.
         """
         self.standby.comes_first()
 

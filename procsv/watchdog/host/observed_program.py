@@ -43,8 +43,9 @@ class ObservedProgram:
         return self._news.fileno()
 
     def wait_for_start(self) -> Start | None:
-        """Sleep until the program's first session begins. Return its start, or None if there will be
-        no session.
+        """Sleep until the program's first session begins.
+
+        Return its start, or None if there will be no session.
         """
         while not self.has_ended() and self._start is None:
             self._news.poll()

@@ -31,16 +31,19 @@ class TaskHost(Protocol):
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
-        """Remove what a dead attempt has left running. Answered by TreeGone. `has_ended`: the attempt
-        ended normally by itself, so its leftover processes are named for people.
+        """Remove what a dead attempt has left running.
+
+        Answered by TreeGone. `has_ended`: the attempt ended normally by itself, so its leftover
+        processes are named for people.
         """
 
     def send(self, task: TaskId, body: Message) -> None:
         """Send a message reliably to the newest attempt."""
 
     def poll(self) -> Iterable[Event]:
-        """Yield what has happened since the last call. Each event must be handled before the next is
-        taken.
+        """Yield what has happened since the last call.
+
+        Each event must be handled before the next is taken.
         """
 
     def beats(self) -> dict[TaskId, Heartbeat]:
@@ -66,8 +69,9 @@ class ProcessTable(Protocol):
     """The processes of the run. `signal` and `kill_tree` do nothing to a process that is gone."""
 
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Start a process, and return its pid. OSError if the system refuses, or if an old trainer's
-        tree still holds the logdir.
+        """Start a process, and return its pid.
+
+        OSError if the system refuses, or if an old trainer's tree still holds the logdir.
         """
 
     def ended(self) -> list[Dead]:
@@ -102,8 +106,10 @@ class StandbyPort(Protocol):
 
     def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Make standby `number`, or a fork of it, the task. OSError if the standby is gone, or if an
-        old trainer's tree still holds the logdir. Nothing has changed then.
+        """Make standby `number`, or a fork of it, the task.
+
+        OSError if the standby is gone, or if an old trainer's tree still holds the logdir. Nothing
+        has changed then.
         """
 
     def import_more(self, number: int) -> None:
@@ -142,6 +148,7 @@ class PostMortemPort(Protocol):
 
 class MemoryPort(Protocol):
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
-        """Return the bytes that are free for a standby beside the trainer. Negative if the trainer may
-        still use more than is free.
+        """Return the bytes that are free for a standby beside the trainer.
+
+        Negative if the trainer may still use more than is free.
         """

@@ -275,8 +275,9 @@ class Processes(msgspec.Struct):
         return names
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """Kill what a dead task has left at the end of the run, after which nothing may remain. Wait
-        for processes that save.
+        """Kill what a dead task has left at the end of the run, after which nothing may remain.
+
+        Wait for processes that save.
         """
         self.clear_tree(task)
         observers = [stray for stray in self._strays(task) if _is_observer(stray)]

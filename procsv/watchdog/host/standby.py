@@ -263,8 +263,9 @@ class Standby(msgspec.Struct):
         return self._due_s if self._is_wanted and self.state is StandbyState.ABSENT else None
 
     def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
-        """Act on what is overdue, and make a standby that is due. `room_bytes`: the free memory, if it
-        was checked.
+        """Act on what is overdue, and make a standby that is due.
+
+        `room_bytes`: the free memory, if it was checked.
         """
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None

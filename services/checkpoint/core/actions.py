@@ -101,9 +101,11 @@ class Examine(Action, frozen=True):
 
 
 class Adopt(Action, frozen=True):
-    """Gives a checkpoint a manifest, and a place on the list if it belongs there.  Answered by `adopted`.
+    """Gives a checkpoint a manifest, and a place on the list if it belongs there.  Answered by
+    `adopted`.
 
-    `own`: the supervised Saver has saved it, so it counts towards `max_to_keep` and is deleted in its turn.
+    `own`: the supervised Saver has saved it, so it counts towards `max_to_keep` and is deleted in
+    its turn.
     """
 
     examined: Verified

@@ -78,8 +78,8 @@ class CheckpointCore:
 
         `followers`: how many other tasks may start from the same state.  `is_restarted`: this
         service replaces one that died and serves its pending requests immediately.  `is_local`
-        False: the checkpoints are at a URL.  No scan looks there for other writers' checkpoints, and
-        a file there names the run that saved there before.
+        False: the checkpoints are at a URL.  No scan looks there for other writers' checkpoints,
+        and a file there names the run that saved there before.
         """
         self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
@@ -179,7 +179,8 @@ class CheckpointCore:
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
         """Notes whether a trainer wants this state saved now; if not, the save interval decides.
 
-        A request is acknowledged only by its answer, so the trainer repeats it if this process dies first.
+        A request is acknowledged only by its answer, so the trainer repeats it if this process dies
+        first.
         """
         reason = as_reason(want)
         if reason is None:

@@ -5,9 +5,9 @@ it leave as actions.  The program may call a Saver at any time.  A scan is due w
 hints at a change (a hint may be lost), when the trainer reports a save, and every RESCAN_S.
 
 Here, an *external* checkpoint is one that this service did not write, whichever Saver did.  It has
-no manifest, or a manifest for another index.  It is verified and adopted once it has not changed for
-a while, or at once if its writer is known to have finished.  A checkpoint that fails verification is
-left alone until it changes.
+no manifest, or a manifest for another index.  It is verified and adopted once it has not changed
+for a while, or at once if its writer is known to have finished.  A checkpoint that fails
+verification is left alone until it changes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ ADOPTION_S_MAX = 5.0  # how long shutdown waits for each of the program's last s
 class ExternalSaves(msgspec.Struct):
     """External checkpoints as the scans have seen them.
 
-    `_since` holds the checkpoints still to be settled: path -> signature, and when that was first seen (a later time
-    if the checkpoint could not be read).  `_done` holds those that are adopted, unusable or too old: path -> signature.
-    `_told` holds the trainer's reports to acknowledge.  Times are monotonic, except `_baseline_s` (Unix seconds):
-    checkpoints from before it are too old.  While it is None, everything that the first scan shows is too old.
+    `_since` holds the checkpoints still to be settled: path -> signature, and when that was first
+    seen (a later time if the checkpoint could not be read).  `_done` holds those that are adopted,
+    unusable or too old: path -> signature. `_told` holds the trainer's reports to acknowledge.
+    Times are monotonic, except `_baseline_s` (Unix seconds): checkpoints from before it are too
+    old.  While it is None, everything that the first scan shows is too old.
     """
 
     scans_begun: int = 0
@@ -174,7 +175,8 @@ class ExternalSaves(msgspec.Struct):
     def adopted(self, taken: AdoptionResult, now_s: float) -> None:
         """Handles the result of an adoption.
 
-        If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock: it is tried again.
+        If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock:
+        it is tried again.
         """
         examined = taken.examined
         if taken.durable is None:

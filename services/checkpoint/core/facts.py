@@ -39,8 +39,9 @@ class SavableState(msgspec.Struct, frozen=True):
 class DiskState(msgspec.Struct, frozen=True):
     """The checkpoints on disk when a plan arrives.
 
-    The newest checkpoint is the one that would be restored.  `newest_step`: its step, -1 if there is none.
-    `newest_sequence`: its sequence, 0 if it is not ours.  `durable`: set if it is ours and was verified.
+    The newest checkpoint is the one that would be restored.  `newest_step`: its step, -1 if there
+    is none. `newest_sequence`: its sequence, 0 if it is not ours.  `durable`: set if it is ours and
+    was verified.
     """
 
     newest_step: int
@@ -95,10 +96,11 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The result of examining an external checkpoint: it was read whole and synced, or `error` says why not.
+    """The result of examining an external checkpoint: it was read whole and synced, or `error` says
+    why not.
 
-    `files` is empty if the checkpoint is unusable, or, without an error, if it changed while it was read.
-    `is_read` is False if it could not be read; it may still be good.
+    `files` is empty if the checkpoint is unusable, or, without an error, if it changed while it was
+    read. `is_read` is False if it could not be read; it may still be good.
     """
 
     path: str
@@ -114,7 +116,8 @@ class Verified(msgspec.Struct, frozen=True):
 class AdoptionResult(msgspec.Struct, frozen=True):
     """The result of an adoption.
 
-    `durable`: None if nothing was adopted; for example, it has changed, or another Saver holds the lock.
+    `durable`: None if nothing was adopted; for example, it has changed, or another Saver holds the
+    lock.
     """
 
     examined: Verified

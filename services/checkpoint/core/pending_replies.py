@@ -103,9 +103,10 @@ class PendingReplies(msgspec.Struct):
     ) -> list[Reply]:
         """Answers peers that wait for a trainer's last state to be on disk.
 
-        `is_adopting`: external checkpoints are still being adopted; the end of the run waits for them, too.
-        `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False until the directory is listed.
-        Until then a state that is gone from memory may be on disk, and a killed service's save is not cleaned up.
+        `is_adopting`: external checkpoints are still being adopted; the end of the run waits for
+        them, too. `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False
+        until the directory is listed. Until then a state that is gone from memory may be on disk,
+        and a killed service's save is not cleaned up.
         """
         replies = []
         for ending in list(self._endings):
@@ -131,7 +132,7 @@ def _why_lost(states: States) -> str:
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
     """Whether to answer despite failed saves.
 
-    A trainer's ending is answered after the first failure, and the save is retried.  The run's ending is answered
-    after TRIES_AT_END_MAX failures.
+    A trainer's ending is answered after the first failure, and the save is retried.  The run's
+    ending is answered after TRIES_AT_END_MAX failures.
     """
     return not ending.all_of_it or failures >= TRIES_AT_END_MAX

@@ -1,11 +1,12 @@
 """Choose the state that a trainer restores, and tell the other tasks to start from the same one.
 
-Part of the core (core.py).  Pure.  The newest state is chosen, and from memory if memory and disk both
-hold it.  A slot is chosen only after its checksums were verified, a checkpoint only after its files
-were.  If checkpoints exist but none is usable, the answer is an error, never "start from step 0".
+Part of the core (core.py).  Pure.  The newest state is chosen, and from memory if memory and disk
+both hold it.  A slot is chosen only after its checksums were verified, a checkpoint only after its
+files were.  If checkpoints exist but none is usable, the answer is an error, never "start from step
+0".
 
-The followers, the tasks beside the chief, must begin with the same state if they are a gang.  So each
-waits until the chief has an answer, and gets the same one.  A follower reads the chief's slot
+The followers, the tasks beside the chief, must begin with the same state if they are a gang.  So
+each waits until the chief has an answer, and gets the same one.  A follower reads the chief's slot
 directly, or fetches it from another machine, some time after the answer.  So it is never offered a
 slot that the chief may write to by then.
 """

@@ -1,13 +1,13 @@
 """Decide which checkpoints to keep.  Pure; the store deletes the others.
 
-The rules follow tf.compat.v1.train.Saver, without three of its bugs.  A save deletes everything over
-`max_to_keep`, not just one checkpoint.  A restart does not forget when the next checkpoint is to be
-kept permanently.  After a long pause, only one checkpoint is kept permanently, not every one until
-the schedule has caught up.
+The rules follow tf.compat.v1.train.Saver, without three of its bugs.  A save deletes everything
+over `max_to_keep`, not just one checkpoint.  A restart does not forget when the next checkpoint is
+to be kept permanently.  After a long pause, only one checkpoint is kept permanently, not every one
+until the schedule has caught up.
 
-The service's checkpoints and the supervised Saver's form one list, in the order of their states.  An
-*external* checkpoint comes from another Saver, or has another name.  It stays on the list, is not
-counted, and is never deleted.
+The service's checkpoints and the supervised Saver's form one list, in the order of their states.
+An *external* checkpoint comes from another Saver, or has another name.  It stays on the list, is
+not counted, and is never deleted.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def retain(
 
 
 def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
-    """Repairs the list after another writer has replaced `before` with `now`; both hold only existing checkpoints.
+    """Repairs the list after another writer has replaced `before` with `now`; both hold only
+    existing checkpoints.
 
-    If `now` is full, that writer knew all checkpoints and dropped the oldest to make room: they stay off the list, and
-    are deleted unless the Saver keeps some permanently.  If `now` is not full, that writer knew only its own: the
-    checkpoints that it dropped come back.  The latest in `now` stays the latest.
+    If `now` is full, that writer knew all checkpoints and dropped the oldest to make room: they
+    stay off the list, and are deleted unless the Saver keeps some permanently.  If `now` is not
+    full, that writer knew only its own: the checkpoints that it dropped come back.  The latest in
+    `now` stays the latest.
     """
     there = {kept.path for kept in now}
     dropped = [kept for kept in before if kept.path not in there]

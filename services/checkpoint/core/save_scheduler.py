@@ -1,6 +1,7 @@
 """Schedule saves: one at a time, by interval, on request, and again after a failure.
 
-Part of the core (core.py).  Pure.  Each save takes the newest state, so it satisfies every earlier request.
+Part of the core (core.py).  Pure.  Each save takes the newest state, so it satisfies every earlier
+request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Track the program's states: in slots, staged as files, and on disk.
 
-Part of the core (core.py), which passes on everything that it learns.  `durable` is the newest state
-that is verified on disk; a newer state is *unsaved* (`is_saved`).  This module never decides when to
-save or whom to notify.
+Part of the core (core.py), which passes on everything that it learns.  `durable` is the newest
+state that is verified on disk; a newer state is *unsaved* (`is_saved`).  This module never decides
+when to save or whom to notify.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Encode the `.index` file of a V2 checkpoint, byte for byte as TensorFlow does.
 
 It is a LevelDB-style table, which is never compressed or filtered, with an entry for each tensor.
-The bundle writer calls it with pairs in key order.  Pure.  `bundle_reader.py` reads the same format.
+The bundle writer calls it with pairs in key order.  Pure.  `bundle_reader.py` reads the same
+format.
 """
 
 from __future__ import annotations

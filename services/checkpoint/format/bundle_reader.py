@@ -1,9 +1,9 @@
 """Read V2 checkpoints without TensorFlow: structure, entries and checksums.
 
-The catalog uses it for checkpoints without a manifest, and the writer to read its files back.  In the
-V2 format, `<prefix>.index` is a LevelDB table with one BundleEntryProto per tensor.  Each entry holds
-the tensor's `.data` file, its offset in that file, and the CRC-32C of its bytes.  This module never
-writes.
+The catalog uses it for checkpoints without a manifest, and the writer to read its files back.  In
+the V2 format, `<prefix>.index` is a LevelDB table with one BundleEntryProto per tensor.  Each entry
+holds the tensor's `.data` file, its offset in that file, and the CRC-32C of its bytes.  This module
+never writes.
 """
 
 from __future__ import annotations

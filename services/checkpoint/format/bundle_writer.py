@@ -49,7 +49,8 @@ _PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of thes
 class BundlePlan(msgspec.Struct):
     """The tensors to write, after `plan_bundle` has checked that a checkpoint can hold them.
 
-    `slices` maps (shard, index in the shard) to a partial slice; a slice that covers its whole tensor has no entry.
+    `slices` maps (shard, index in the shard) to a partial slice; a slice that covers its whole
+    tensor has no entry.
     """
 
     shards: tuple[tuple[TensorEntry, ...], ...]

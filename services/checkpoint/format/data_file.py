@@ -2,9 +2,10 @@
 
 The bundle writer calls it on the disk thread.  It makes nothing durable; an fsync must follow.
 
-For a large file, the page cache is the expensive part.  Its pages cost four times the processor time
-of the transfer to the disk, and displace the pages that training uses.  So whole blocks bypass it if
-the disk keeps up.  On a slow disk they go through the page cache, which takes them immediately.
+For a large file, the page cache is the expensive part.  Its pages cost four times the processor
+time of the transfer to the disk, and displace the pages that training uses.  So whole blocks bypass
+it if the disk keeps up.  On a slow disk they go through the page cache, which takes them
+immediately.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class DataFile:
 def _new_block() -> mmap.mmap:
     """Returns page-aligned memory, as direct writes need it, in huge pages if the kernel has them.
 
-    One huge page costs a fraction of a thousand small ones on first use and in the disk's transfers.
+    One huge page costs a fraction of a thousand small ones on first use and in the disk's
+    transfers.
     """
     block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
     with contextlib.suppress(OSError, AttributeError):  # not every kernel or system has them

@@ -1,8 +1,8 @@
 """Read and write the manifest beside each checkpoint, and verify the files that it lists.
 
 The manifest holds the sizes and checksums of the checkpoint's files.  It is written after all of
-them, and read before any of them is trusted.  This module never decides what happens to a checkpoint
-that fails verification.
+them, and read before any of them is trusted.  This module never decides what happens to a
+checkpoint that fails verification.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def with_index(manifest: Manifest, path: str) -> Manifest:
 def is_of(manifest: Manifest | None, path: str) -> bool:
     """Whether the manifest of checkpoint `path` was written for the checkpoint's present index.
 
-    `manifest` is None if it is garbled or missing.  False for a copy, or if another Saver has replaced
-    the index since.  The index is not read.  FileNotFoundError if the index or the manifest is missing.
+    `manifest` is None if it is garbled or missing.  False for a copy, or if another Saver has
+    replaced the index since.  The index is not read.  FileNotFoundError if the index or the
+    manifest is missing.
     """
     index = index_of(path).stat()
     if manifest is not None and manifest.index is not None:

@@ -1,7 +1,8 @@
-"""Define TensorFlow's protos for a checkpoint's index and for the `checkpoint` file, without TensorFlow.
+"""Define TensorFlow's protos for a checkpoint's index and for the `checkpoint` file, without
+TensorFlow.
 
-They are built from descriptors, so protobuf itself does the encoding.  Fields that nothing here reads
-or writes are left out.
+They are built from descriptors, so protobuf itself does the encoding.  Fields that nothing here
+reads or writes are left out.
 """
 
 from __future__ import annotations

@@ -58,12 +58,13 @@ def parse_state(text: bytes, path: str) -> StateFile:
 
 
 def state_text(save_path: str, all_paths: list[str], relative: bool, times: list[float] | None = None) -> bytes:
-    """Returns the text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
+    """Returns the text that Saver.save(save_path) would write for absolute `all_paths` (oldest
+    first).
 
     The paths are written relative to the directory if `relative`, if `save_path` is relative, or if
-    it is not valid UTF-8, because the file can hold only UTF-8.  `times` are the Unix seconds of each
-    path.  With them, the text is what a tf.train.CheckpointManager would write; without them, a
-    manager would forget the checkpoints and never delete one.
+    it is not valid UTF-8, because the file can hold only UTF-8.  `times` are the Unix seconds of
+    each path.  With them, the text is what a tf.train.CheckpointManager would write; without them,
+    a manager would forget the checkpoints and never delete one.
     """
     if relative or not Path(save_path).is_absolute() or not is_utf8(save_path):
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  resolve would replace links

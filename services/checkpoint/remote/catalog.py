@@ -1,8 +1,8 @@
 """Find, list and verify the checkpoints in a remote directory, and move bad ones aside.
 
 It does what store/catalog.py does, through TensorFlow's filesystem, and never deletes anything.
-url_files.py calls it on the disk thread; tools/inventory.py calls `take_remote_inventory`, which only
-reads.
+url_files.py calls it on the disk thread; tools/inventory.py calls `take_remote_inventory`, which
+only reads.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def verify_files(manifest: Manifest, directory: str) -> None:
 class _RemotePlace(UrlListing, CheckpointDirectory):
     """A checkpoint directory at a URL.
 
-    For a checkpoint without a manifest, it does not check the structure and takes the step from the name.
+    For a checkpoint without a manifest, it does not check the structure and takes the step from the
+    name.
     """
 
     def __init__(self, directory: str) -> None:

@@ -1,11 +1,12 @@
 """Keep two runs from writing to one checkpoint directory at a URL.
 
 url_files.py uses it.  A URL has no lock or lease, and TensorFlow's filesystem has no conditional
-writes.  So the run that began last owns the directory, and `procsv-writer.json` there names that run.
-Every other run notices: it reads the file before it changes an object, and once more after it has
-replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list back,
-and the owner lists its own checkpoints again with its next save.  One loss remains: if, in the very
-call after such a check, it overwrites the owner's checkpoint of the same step, that cannot be restored.
+writes.  So the run that began last owns the directory, and `procsv-writer.json` there names that
+run. Every other run notices: it reads the file before it changes an object, and once more after it
+has replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list
+back, and the owner lists its own checkpoints again with its next save.  One loss remains: if, in
+the very call after such a check, it overwrites the owner's checkpoint of the same step, that cannot
+be restored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Read and write files through TensorFlow's filesystem layer: gs://, s3://, hdfs:// and any other registered.
+"""Read and write files through TensorFlow's filesystem layer: gs://, s3://, hdfs:// and any other
+registered.
 
 catalog.py and url_files.py call it on the disk thread; it imports TensorFlow on first use.  It
 assumes little: a closed file exists, but may be incomplete; renames are not atomic; nothing can be
-synced.  TensorFlow's errors become OSError.  Paths are URLs in strings, because a pathlib.Path would
-drop a slash.
+synced.  TensorFlow's errors become OSError.  Paths are URLs in strings, because a pathlib.Path
+would drop a slash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Keep checkpoints in a directory at a URL, ordering the writes so that a kill at any line does no damage.
+"""Keep checkpoints in a directory at a URL, ordering the writes so that a kill at any line does no
+damage.
 
-The store uses it.  The files are written and verified in a staging directory in the run's local home,
-then uploaded.  Remote places have neither atomic renames nor fsync.  So every upload is read back,
-the manifest follows, the `checkpoint` file comes last, and no whole checkpoint is overwritten.
+The store uses it.  The files are written and verified in a staging directory in the run's local
+home, then uploaded.  Remote places have neither atomic renames nor fsync.  So every upload is read
+back, the manifest follows, the `checkpoint` file comes last, and no whole checkpoint is
+overwritten.
 
 If an older checkpoint has the same name (a Saver without a global step), the new one is first
 uploaded whole to `procsv-staging/<sequence>/` in the same directory, and copied from there.

@@ -89,7 +89,8 @@ def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> Lo
 def read_list(state_path: Path) -> tuple[list[str], str, bool]:
     """Read a `checkpoint` file.
 
-    Return its paths, the latest first, then what is wrong with it or "", then whether it is garbled.
+    Return its paths, the latest first, then what is wrong with it or "", then whether it is
+    garbled.
     """
     try:
         state = read_state(state_path)

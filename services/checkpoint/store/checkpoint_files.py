@@ -30,7 +30,8 @@ class CheckpointFiles(Protocol):
     def has_logdir(self) -> bool:
         """Whether the logdir exists.
 
-        A program may delete its logdir and create it again, which would fail if we had created it first.
+        A program may delete its logdir and create it again, which would fail if we had created it
+        first.
         """
 
     def check_lease(self) -> None:
@@ -64,8 +65,8 @@ class CheckpointFiles(Protocol):
     ) -> tuple[str, ...]:
         """Put the complete and synced files of `staging` in place as checkpoint `path`.
 
-        Then list the checkpoint, and delete old ones except `serving`. Return the supervised Saver's
-        own list. After an error the older checkpoints are still there.
+        Then list the checkpoint, and delete old ones except `serving`. Return the supervised
+        Saver's own list. After an error the older checkpoints are still there.
         """
 
     # -- checkpoints of other writers ------------------------------------------------------------------------

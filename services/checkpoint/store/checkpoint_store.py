@@ -69,7 +69,8 @@ class Store:
 
     # -- startup ---------------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """Return the earlier runs of this logdir that left snapshots in shared memory. Record this run for the next.
+        """Return the earlier runs of this logdir that left snapshots in shared memory. Record this
+        run for the next.
 
         Snapshots of any other run belong to a deleted logdir and are not restored.
         """
@@ -135,7 +136,8 @@ class Store:
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Compare a slot with its checksums. Raise SlotBad if they differ, SlotGone if it holds another state.
+        """Compare a slot with its checksums. Raise SlotBad if they differ, SlotGone if it holds
+        another state.
 
         This reads only memory, so it need not run on the disk thread.
         """

@@ -80,7 +80,8 @@ class StagingArea:
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
-        """Move the synced files of `staging` into place, and return the old checkpoints that could not be deleted.
+        """Move the synced files of `staging` into place, and return the old checkpoints that could
+        not be deleted.
 
         On an error, undo everything, then raise the error. If another run has taken over, undo
         nothing and raise Fenced: that run has already finished, undone or dropped this commit.
@@ -111,10 +112,10 @@ class StagingArea:
     def recover_commits(self, elsewhere: Path | None = None) -> None:
         """Finish interrupted commits: carry out whole ones, undo damaged ones, and sweep the rest.
 
-        `elsewhere`: the checkpoint directory that the program asks for. A commit that cannot be read
-        now stays for the next call. So does one that points anywhere but there or to the directory
-        that holds the staging area: an `intent.json` that came with a copied logdir must not decide
-        where we write. Killed here: the next start does the same again.
+        `elsewhere`: the checkpoint directory that the program asks for. A commit that cannot be
+        read now stays for the next call. So does one that points anywhere but there or to the
+        directory that holds the staging area: an `intent.json` that came with a copied logdir must
+        not decide where we write. Killed here: the next start does the same again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -158,8 +159,8 @@ class StagingArea:
     def _was_over(self, staging: Path, intent: Intent) -> bool:
         """Whether this commit was complete and only its clean-up was cut short.
 
-        If so, nothing is undone, since the checkpoint may have been acknowledged. Damage is reported
-        when the checkpoints are listed (catalog.py).
+        If so, nothing is undone, since the checkpoint may have been acknowledged. Damage is
+        reported when the checkpoints are listed (catalog.py).
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -335,7 +336,8 @@ def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None
 
 
 def _sweep(staging: Path) -> None:
-    """Remove a staging directory, even if the process that made it is not dead and keeps creating files there.
+    """Remove a staging directory, even if the process that made it is not dead and keeps creating
+    files there.
 
     Files that cannot be removed stay for the next call.
     """
@@ -359,7 +361,8 @@ def _stale_files(intent: Intent) -> list[Path]:
 
 
 def delete_surely(path: str) -> None:
-    """Remove a checkpoint when there is no intent from which the removal could be repeated after a power failure.
+    """Remove a checkpoint when there is no intent from which the removal could be repeated after a
+    power failure.
 
     The index goes first, so that no torn checkpoint remains, then the data, and the manifest last.
     Killed in between: a manifest without an index tells the next start what to remove.
@@ -376,8 +379,8 @@ def delete_surely(path: str) -> None:
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Finish interrupted deletions: remove manifests whose index is gone, and their files.
 
-    If a manifest's name does not begin with `basename`, a Saver of the program wrote and deleted that
-    checkpoint; we remove only the manifest that we added.
+    If a manifest's name does not begin with `basename`, a Saver of the program wrote and deleted
+    that checkpoint; we remove only the manifest that we added.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):

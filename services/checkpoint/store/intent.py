@@ -1,9 +1,10 @@
-"""Read and write the intent of a commit: everything that another process needs to finish the commit.
+"""Read and write the intent of a commit: everything that another process needs to finish the
+commit.
 
-The commit (commit.py) writes the intent into its staging directory once all files there are complete. A
-logdir may be moved or copied before the commit is finished, so paths inside the checkpoint's
-directory are stored relative to it. An intent for a directory outside the logdir is valid only
-where it was made.
+The commit (commit.py) writes the intent into its staging directory once all files there are
+complete. A logdir may be moved or copied before the commit is finished, so paths inside the
+checkpoint's directory are stored relative to it. An intent for a directory outside the logdir is
+valid only where it was made.
 """
 
 from __future__ import annotations

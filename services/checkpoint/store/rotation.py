@@ -52,10 +52,12 @@ class Rotation:
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
     def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Treat the listed checkpoints as ours, as TensorFlow's Saver does with a list that it finds.
+        """Treat the listed checkpoints as ours, as TensorFlow's Saver does with a list that it
+        finds.
 
         Further calls for the same save path do nothing. A checkpoint that was saved since the run
-        began is ours only if its manifest says so. `listing`: the present one, if the caller has it.
+        began is ours only if its manifest says so. `listing`: the present one, if the caller has
+        it.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -140,9 +142,11 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[str]:
-    """Return the listed checkpoints with a step above `step` that other writers saved during this run.
+    """Return the listed checkpoints with a step above `step` that other writers saved during this
+    run.
 
-    Checkpoints from before the run are left out, because the program may have set its step back since.
+    Checkpoints from before the run are left out, because the program may have set its step back
+    since.
     """
     others = (c for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)
     return frozenset(c.path for c in others if began is None or time_of_external(c) >= began)

@@ -1,8 +1,8 @@
 """Search for the checkpoint to restore: the first good one, in the order of the listing.
 
 LocalListing (catalog.py) and UrlListing (remote/catalog.py) handle local and remote directories. A
-bad checkpoint is moved aside and taken off the list. A checkpoint that cannot be read now is skipped
-and left alone, because a later search may be able to read it.
+bad checkpoint is moved aside and taken off the list. A checkpoint that cannot be read now is
+skipped and left alone, because a later search may be able to read it.
 """
 
 from __future__ import annotations

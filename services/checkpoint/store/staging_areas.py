@@ -1,7 +1,8 @@
-"""Manage the staging areas in which a run makes its checkpoints, and check the leases on its logdirs.
+"""Manage the staging areas in which a run makes its checkpoints, and check the leases on its
+logdirs.
 
-Staging areas are directories on this machine. local_files.py and remote/url_files.py use this module
-on the disk thread.
+Staging areas are directories on this machine. local_files.py and remote/url_files.py use this
+module on the disk thread.
 """
 
 from __future__ import annotations

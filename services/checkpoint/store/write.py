@@ -62,9 +62,9 @@ def read_back(written: WrittenFiles) -> None:
     same bytes, and the index must be readable. This proves that the kernel has the right bytes: no
     write was short, and no byte was flipped in this process.
 
-    A file that bypassed the page cache has no bytes there to read back. The writer checked the bytes
-    that it handed to the disk, so only the file's size is checked here. Damage on the disk itself is
-    found by a later read, which uses the same sums.
+    A file that bypassed the page cache has no bytes there to read back. The writer checked the
+    bytes that it handed to the disk, so only the file's size is checked here. Damage on the disk
+    itself is found by a later read, which uses the same sums.
     """
     try:
         check_structure(written.path)

@@ -1,8 +1,9 @@
-"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables of two runs.
+"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables
+of two runs.
 
 `procsv drill` runs it.  It only reads, and prints JSON.  Files with the same bytes hold the same
-variables.  Otherwise TensorFlow's own reader reads the newest checkpoint of each directory, so slices,
-strings and old formats are compared as a program would see them.
+variables.  Otherwise TensorFlow's own reader reads the newest checkpoint of each directory, so
+slices, strings and old formats are compared as a program would see them.
 """
 
 from __future__ import annotations
@@ -91,9 +92,11 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
 
 
 def _of_fit(different: list[Difference], places: FitPlaces) -> list[Difference]:
-    """Gives the differing variables of two fits readable names, and adds differing state that is not a variable.
+    """Gives the differing variables of two fits readable names, and adds differing state that is
+    not a variable.
 
-    Sorts: outside the tolerance first, then by owner (model, optimizer, seeds, metrics, the rest), then as in the fit.
+    Sorts: outside the tolerance first, then by owner (model, optimizer, seeds, metrics, the rest),
+    then as in the fit.
     """
     different = sorted(different, key=lambda one: places.order(one.name))
     named = [(places.name(one.name), one) for one in different]

@@ -1,8 +1,9 @@
-"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a directory as JSON.
+"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a
+directory as JSON.
 
-`procsv checkpoints` runs it.  It only reads: whatever it finds, it moves, relists and removes nothing,
-so it may be used during a run.  It compares sizes with the manifests; with `--verify` it reads every
-byte.
+`procsv checkpoints` runs it.  It only reads: whatever it finds, it moves, relists and removes
+nothing, so it may be used during a run.  It compares sizes with the manifests; with `--verify` it
+reads every byte.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def training(
 ) -> str:
     """Report the first step after a start. `last`: how the previous trainer of this launch ended.
 
-    `steps_lost_with_servers`: the lost steps of all tasks, if several train the same model. `unsaved_s`: how
-    long the previous trainer trained after its last save, if the program's steps are its saves.
+    `steps_lost_with_servers`: the lost steps of all tasks, if several train the same model.
+    `unsaved_s`: how long the previous trainer trained after its last save, if the program's steps
+    are its saves.
     """
     after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:

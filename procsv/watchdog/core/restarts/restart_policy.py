@@ -222,8 +222,8 @@ class History(msgspec.Struct):
         return self._doubled_s(0)
 
     def _return_delay_s(self, at_once: int) -> float:
-        """Return the delay after an end that is not a failure: none for the first `at_once` in a row
-        with nothing new saved, then longer each time.
+        """Return the delay after an end that is not a failure: none for the first `at_once` in a
+        row with nothing new saved, then longer each time.
         """
         self._idle_returns += 1
         late = self._idle_returns - at_once

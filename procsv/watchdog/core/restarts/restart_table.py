@@ -1,9 +1,9 @@
 """Define what follows from the end of one task.
 
 That depends on the task's duty and on the policy: whether the tasks restart one by one or as a
-gang. Used by run.py and cluster.py. Pure and total: each combination of duty, policy and end has its
-row. Whether a run can continue without its given-up workers is worked out at every call, because its
-tasks may become a gang after a worker was given up. This table does not limit restarts:
+gang. Used by run.py and cluster.py. Pure and total: each combination of duty, policy and end has
+its row. Whether a run can continue without its given-up workers is worked out at every call,
+because its tasks may become a gang after a worker was given up. This table does not limit restarts:
 restart_policy.py counts failures, and next_start.py decides whether a task starts again, and when.
 """
 

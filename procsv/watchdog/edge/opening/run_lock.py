@@ -5,8 +5,8 @@ watch it first, and take it once it has not changed for a while; the clocks of t
 never compared. The lock is a file in the runtime directory, which must have room for small files.
 If this is killed at any point, the lock dies with the process.
 
-The request to open a run is defined here, too. Used by open_run.py and held_logdir.py, which have the
-lock on the logdir; held_logdir.py renews the lease.
+The request to open a run is defined here, too. Used by open_run.py and held_logdir.py, which have
+the lock on the logdir; held_logdir.py renews the lease.
 """
 
 from __future__ import annotations
