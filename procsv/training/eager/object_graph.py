@@ -172,8 +172,12 @@ class ObjectGraph:
 
 
 def _saved(owner: Any) -> Any:
-    """Return the object that is saved: `owner`, or the one that TensorFlow wraps in it."""
-    return getattr(owner, "obj", owner)
+    """Return the object that is saved: `owner`, or the one that TensorFlow wraps in it.
+
+    A distributed variable passes on attributes that it lacks to its value, and reading that may need
+    all tasks. So this asks it for none.
+    """
+    return owner.obj if hasattr(type(owner), "obj") or "obj" in getattr(owner, "__dict__", ()) else owner
 
 
 def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
