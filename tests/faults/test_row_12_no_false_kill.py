@@ -137,7 +137,8 @@ def test_row_12_a_callback_is_not_a_step_and_its_childs_work_is_progress(tmp_pat
 
 
 # -- wrong limits ------------------------------------------------------------------------------------------------
-WRONG_S = 3.0
+WRONG_S = 6.0
+LONGER_S = 1.5 * WRONG_S  # far from the wrong limit and from the doubled one, even on a busy machine
 WRONG = f"""
 import os, threading
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
@@ -150,10 +151,10 @@ run.heartbeat.reach_step(10)
 run.heartbeat.extend_limit(0.0)  # the heartbeat says it now
 run.report_first_step(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
 run.heartbeat.enter_phase(Phase.PROGRAM)
-threading.Event().wait(None if os.environ["PROCSV_INCARNATION"] == "1" else {WRONG_S} * 1.6)
+threading.Event().wait(None if os.environ["PROCSV_INCARNATION"] == "1" else {LONGER_S})
 for step in (11, 12):
     run.heartbeat.write_step(step)
-    threading.Event().wait({WRONG_S} * 1.6)
+    threading.Event().wait({LONGER_S})
 """
 
 
