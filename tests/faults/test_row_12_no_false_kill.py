@@ -137,8 +137,8 @@ def test_row_12_a_callback_is_not_a_step_and_its_childs_work_is_progress(tmp_pat
 
 
 # -- wrong limits ------------------------------------------------------------------------------------------------
-WRONG_S = 6.0
-LONGER_S = 1.5 * WRONG_S  # far from the wrong limit and from the doubled one, even on a busy machine
+WRONG_S = 10.0
+LONGER_S = 1.6 * WRONG_S  # a busy machine is active for seconds after a start, and late by seconds
 WRONG = f"""
 import os, threading
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
