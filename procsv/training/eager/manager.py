@@ -31,7 +31,7 @@ from procsv.training.eager import private, replicas
 from procsv.training.eager.controller import EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
-from procsv.training.runtime.context import current
+from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.last_words import may_be_within_a_step
 from procsv.training.runtime.log import say_once
 from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
@@ -50,6 +50,24 @@ class CannotSave(UserError, tf.errors.FailedPreconditionError):
     def __init__(self, what: str, error: Any) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, f"{why_unsavable(what, error)}. {CURE}")
         self.exit_code = exit_codes.USAGE
+
+
+def _attach_manager(directory: Any) -> tuple[Runtime, str]:
+    """Attach a manager to the run; return the run, and the directory that the manager uses."""
+    if not tf.executing_eagerly():
+        raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
+    if directory is not None and local_path(directory) is None:
+        raise UserError(
+            f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is not on one: "
+            "use a local directory, or tf.train.CheckpointManager"
+        )
+    launched = current()
+    if launched is not None and not launched.connection.start.is_chief:
+        directory = None  # only the chief saves; the other tasks use the run's own directory
+    runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
+    if runtime is None:
+        raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
+    return runtime, used
 
 
 CURE = (
@@ -117,19 +135,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 they cost at most one percent of the time. None or 0: none between two saves. By default,
                 `procsv launch --snapshot-secs` decides.
         """
-        if not tf.executing_eagerly():
-            raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
-        if directory is not None and local_path(directory) is None:
-            raise UserError(
-                f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is not on one: "
-                "use a local directory, or tf.train.CheckpointManager"
-            )
-        launched = current()
-        if launched is not None and not launched.connection.start.is_chief:
-            directory = None  # only the chief saves; the other tasks use the run's own directory
-        runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
-        if runtime is None:
-            raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
+        runtime, used = _attach_manager(directory)
         super().__init__(
             checkpoint,
             used,
