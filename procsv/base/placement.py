@@ -200,7 +200,7 @@ def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Pl
 def _tasks_of_cluster(addresses: Mapping[TaskId, str], asked: Tasks) -> Tasks:
     """Returns the cluster's tasks and the requested evaluators.
 
-    UserError if other tasks were requested and are not those of the cluster.
+    UserError if the user asked for other workers or parameter servers than the cluster has.
     """
     evaluators = max(_number_of(EVALUATOR, asked), _number_of(EVALUATOR, addresses))
     workers, ps = (_number_of(role, addresses) for role in (WORKER, PS))

@@ -57,6 +57,6 @@ def take_accounts(
                 one.end_s = account.end_s
             accounts[task] = one
     if account is not None and accounts:
-        # The run's account is the chief's, and has only the chief's failures: add those of the other tasks.
+        # The run's account is the chief's, and has only the chief's failures: add the other tasks' failures.
         account.others_failures = sum(one.failures for one in accounts.values()) - account.failures
     return account, accounts

@@ -18,7 +18,7 @@ its sockets and locks one by one; the disks of logdir and runtime directory are 
 away or read-only for some seconds; the clock is set back; copies of the live logdir are launched
 elsewhere.  No restart may go back behind a checkpoint that was on disk, and what was trained must
 be, to the bit, what an undisturbed run trains.  Full disks need the right to mount, the clock needs
-libfaketime: what this machine cannot do is said and left out.
+libfaketime: a fault that this machine cannot inject is reported and left out.
 
 With --template, trainer after trainer is forked from one standby, trains a few steps in a session,
 eagerly and with Keras under XLA, and is killed.  Each must train, and no other standby be made.

@@ -37,7 +37,8 @@ NETWORK_FILESYSTEMS = (
     "ocfs2",
 )
 
-OWN_S = 3.0  # how long after a commit begins its files' events are ignored; those of removals come 0.5 s late
+# Events of a commit's own files are ignored for this long after it begins; events of removals come 0.5 s late.
+OWN_S = 3.0
 
 
 class OwnChanges:

@@ -71,7 +71,7 @@ class Fit:
         """Prepare the fit.
 
         `callbacks` is Keras' list, which contains our callback `own`. `epochs` is the fit's data.
-        `series` has the fits of this directory, of which this one is the newest.
+        `series`: the fits of this directory; this one is the newest.
         """
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model

@@ -61,9 +61,9 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 def number_from_newest(runtime: Runtime) -> None:
     """Makes the program's snapshot numbers start after all known ones.
 
-    A restore does this already.  Without it, the service would consider the first snapshots older
-    than those of an earlier program or attempt, and would not save them.  If the service does not
-    answer, the program trains anyway.
+    A restore does this already.  Without it, the service would take the first snapshots for older
+    ones than an earlier attempt had made, and would not save them.  If the service does not answer,
+    the program trains anyway.
     """
     if runtime.numbers.is_known:
         return
