@@ -1,1 +1,1 @@
-"""The trainer's side of procsv: Supervisor, sessions, capture and restore of variables."""
+"""Train a program under procsv: its sessions, loops and fits, their snapshots, and the restore."""

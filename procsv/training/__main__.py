@@ -1,4 +1,4 @@
-"""`python -m procsv.training`: the trainer process of `procsv launch`.  Never started by hand."""
+"""Run a trainer. `procsv launch` starts `python -m procsv.training`; never start it by hand."""
 
 from procsv.training.process.bootstrap import main
 

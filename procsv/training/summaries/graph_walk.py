@@ -1,7 +1,8 @@
-"""Walk over a graph: the elements that a run fetches, and the ops that it needs.
+"""Find which ops of a TensorFlow graph a fetch needs.
 
-This is used to read what a Saver does, to compute summaries with a step, and to find side effects.
-It runs nothing.
+Several modules read graphs with these functions: `graph/saver_ops.py` to see what a Saver does,
+`piggyback.py` to compute summaries with a step, and `sessions/hooks.py` to see whether a run feeds
+what a summary needs. Nothing here runs an op.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ REF_VARIABLES = frozenset({"Variable", "VariableV2"})
 def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[Any], frozenset[str]] | None:
     """Return the tensors and ops that a run fetches, and the names of what it feeds.
 
-    Return None if only TensorFlow can tell.
+    Return None if the graph cannot resolve one of them by itself; then only TensorFlow's session
+    knows what the run fetches.
     """
     try:
         wanted = [graph.as_graph_element(fetch) for fetch in tf.nest.flatten(fetches, expand_composites=True)]
@@ -46,7 +48,11 @@ def elements_of(graph: Any, fetches: Any, feed_dict: Any = None) -> tuple[list[A
 def needed_ops(
     elements: Iterable[Any], fed: Collection[str] = frozenset(), done: Collection[Any] = frozenset()
 ) -> set[Any]:
-    """Return all ops that must run for `elements`, except ops in `done` and what `fed` replaces."""
+    """Return all ops that must run for `elements`.
+
+    Left out are the ops in `done`, and what only these ops need. `fed` has the names of the tensors
+    that the run feeds; the ops that would compute them are left out, too.
+    """
     start = (e if isinstance(e, tf.Operation) else e.op for e in elements if e.name not in fed)
     return closure(
         (op for op in start if op not in done),

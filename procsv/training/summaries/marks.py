@@ -1,14 +1,17 @@
 """Mark in the program's event files where each attempt begins, and why earlier ones ended.
 
-An attempt records a point of `procsv/attempt` at the step from which it resumes, and in
-`procsv/ends` every end that no event file has yet. A resumed training voids what was recorded from
-its step on: a graph session writes a START record, and the files of an eager program or a fit are
-cut back when the state is restored. This also voids marks at these steps, and the next attempt
-repeats their text.
+TensorBoard shows the marks under two tags. Under `procsv/attempt`, an attempt writes its number, at
+the step from which it resumes. Under `procsv/ends`, it writes why earlier attempts ended, if no
+event file says so yet.
 
-The controllers of graph sessions use this, and so does the code that follows the files of
-tf.summary writers. Without `procsv launch`, no attempt follows another, and the files are as
-TensorFlow alone writes them.
+When training resumes at a step, the points that event files already have from this step on become
+void. A graph session writes a START record, at which TensorBoard drops them. The files of an eager
+program or a fit are cut back when its state is restored. Marks at these steps become void, too, so
+the next attempt writes their text again.
+
+The controllers of graph sessions write the marks for their sessions. `eager/event_files.py` writes
+them through the program's tf.summary writers. Without `procsv launch`, no attempt follows another:
+there are no marks, and the files are what TensorFlow alone writes.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ MEANING = {
 }
 ENDS_MAX = 50  # the newest ones, in one text
 
-_marked = WeakSet[Runtime]()  # their attempt is in an event file of a tf.summary writer
+_marked = WeakSet[Runtime]()  # runs whose attempt is marked in a tf.summary writer's file
 
 
 def make_scalar(tag: str, value: float) -> Any:
@@ -49,7 +52,10 @@ def make_scalar(tag: str, value: float) -> Any:
 
 
 def mark_attempt(runtime: Runtime, first_step: int) -> Any:
-    """Return the Summary that marks an attempt from `first_step` on; None if none is due."""
+    """Return the Summary that marks an attempt which begins at `first_step`.
+
+    Return None without `procsv launch`, and in any task but the chief.
+    """
     start = runtime.connection.start
     if runtime.observer is not None or not start.is_chief:
         return None
@@ -66,12 +72,12 @@ def mark_attempt(runtime: Runtime, first_step: int) -> Any:
 
 
 def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
-    """Return the ends of earlier attempts that have to be recorded.
+    """Return the texts that say why earlier attempts of the task `role` ended.
 
-    No event file has them, or one has them at a step that is void for a training from `first_step`
-    on.
+    Leave out the ends that an event file records at a step before `first_step`. Training resumes at
+    `first_step`, so a record at this step or later is void, and its text is returned again.
     """
-    ends = list[tuple[float, str]]()  # each with the step at which an attempt has recorded it
+    ends = list[tuple[float, str]]()  # an end's text, behind the step at which it is recorded (inf: nowhere yet)
     for line in lines:
         if line.role != role:
             continue
@@ -85,10 +91,11 @@ def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
 
 
 def mark_once(runtime: Runtime, writer: Any) -> None:
-    """Have a tf.summary writer record the attempt, as part of the state that is being captured.
+    """Mark the attempt in the file of a tf.summary writer, if it is not marked there yet.
 
-    Before the attempt's first step this does nothing: the state is still the one from which the
-    attempt began, and belongs to the previous attempt.
+    The caller is about to capture the state, and notes the file's length with it. Before the
+    attempt's first step this does nothing: the state is still the one from which the attempt began,
+    so it belongs to the previous attempt.
     """
     training: Any = runtime.training  # a TrainingRun
     if runtime in _marked or training is None or training.read_step() <= training.first_step:

@@ -1,10 +1,11 @@
-"""Compute summaries from a step of the program, so that they consume nothing.
+"""Compute summaries with a training step of the program, so that they consume nothing themselves.
 
-The session calls this on the training thread when a summary is due. A summary op that runs by
-itself takes a batch that no step is trained on, and draws random numbers, which shifts all later
-ones. So what comes from such ops is fetched with a training step, and a second run right after the
-step computes the rest from it. A summary that cannot be computed (NaN in a histogram) then fails
-alone, and no step is lost.
+The session does this on the training thread when a summary is due. A summary op that ran by itself
+would take a batch, and no step would train on this batch. It would also draw random numbers, which
+shifts all later ones. So the computation is split. The program's own run of a training step also
+fetches the tensors that depend on the batch or on random numbers. Right after the step, a second
+run is fed with these tensors and computes the rest. A summary that cannot be computed (NaN in a
+histogram) fails in the second run, and no step is lost.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _HARMLESS = (
 
 
 class Split(msgspec.Struct, frozen=True):
-    """A computation in two parts: what the program's run fetches, and what a second run is fed."""
+    """How to compute an op with a run of the program, and a second run right after it."""
 
     along: tuple[Any, ...]  # the tensors that the program's run fetches in addition; if `is_whole`, the op itself
     feeds: frozenset[str]  # names of fed tensors that the second run needs, too
@@ -61,7 +62,10 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class PiggybackFetch:
-    """The ways to compute one op: alone, or with a run of the program."""
+    """Computes one op, such as a summary, with a run of the program.
+
+    `is_harmless_alone` says that the op may run by itself instead.
+    """
 
     def __init__(self, op: Any, graph: Any) -> None:
         """Prepare for `op`, the op or tensor to compute from time to time."""
@@ -70,12 +74,13 @@ class PiggybackFetch:
         self._known: dict[tuple[frozenset[str], frozenset[str]], Split | None] = {}
         needs = [o for o in needed_ops([self._op]) if _has_effect(o)]
         self.needs_feed = any(o.type == "Placeholder" for o in needs)
-        self.is_harmless_alone = not needs  # running it by itself consumes nothing
+        self.is_harmless_alone = not needs  # the op consumes nothing if it runs by itself
 
     def split(self, fetches: Any, feed_dict: Any) -> Split | None:
-        """Return the split with which a run of `fetches` computes the op.
+        """Return how a run of `fetches` and a second run compute the op together.
 
-        Return None if that would consume more than the run does.
+        Return None if the run is no training step, if only TensorFlow can tell what it fetches, or
+        if the op would consume more than the run consumes anyway.
         """
         known = elements_of(self._graph, fetches, feed_dict)
         if known is None:
@@ -89,7 +94,8 @@ class PiggybackFetch:
     def compute(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> Any:
         """Compute the op in a second run.
 
-        It is fed with what the first run has `taken` along, and with what the first run was fed.
+        It is fed with `taken`, the extra values that the program's run has fetched, and with the
+        feeds of the program that the op needs.
         """
         fed = {t: v for t, v in (feed_dict or {}).items() if self._graph.as_graph_element(t).name in split.feeds}
         return run(self._op, {**fed, **dict(zip(split.along, taken, strict=True))})
@@ -104,9 +110,10 @@ class PiggybackFetch:
         return self._cut(self._needed_along(needed, runs_anyway, fed), fed)
 
     def _needed_along(self, needed: set[Any], runs_anyway: set[Any], fed: frozenset[str]) -> set[Any]:
-        """Return the needed ops that must be in the program's run.
+        """Return the needed ops that must be part of the program's run.
 
-        These are the ops with an effect, and what cannot be cut from them.
+        These are the ops with an effect, and the ops behind them that the program's run executes
+        anyway. An op whose inputs from these cannot be passed to a second run belongs to them, too.
         """
         users: dict[Any, list[Any]] = {op: [] for op in needed}
         for op in needed:
@@ -116,7 +123,7 @@ class PiggybackFetch:
         return closure(tainted & runs_anyway, lambda op: (u for u in users[op] if not self._can_cut(op, u, fed)))
 
     def _can_cut(self, source: Any, user: Any, fed: frozenset[str]) -> bool:
-        """Return whether `user` can run later than `source`, fed with its outputs."""
+        """Return whether `user` can run in the second run, fed with the outputs of `source`."""
         if source in user.control_inputs:
             return False
         return all(self._can_pass(t) for t in user.inputs if t.op is source and t.name not in fed)
@@ -146,10 +153,10 @@ def _has_effect(op: Any) -> bool:
 
 
 class PendingFetch:
-    """One due computation, made with the program's next run that has all its effects anyway.
+    """A due computation that waits for a run of the program which has all its effects anyway.
 
-    When `is_over`, it has its `value` at global step `step`, or the `error` of computing it. If
-    that run failed, it has neither.
+    Once `is_over` is true, `value` is the result at global step `step`, or `error` says why the
+    result could not be computed. If the program's own run failed, both are None.
     """
 
     def __init__(self, piggyback: PiggybackFetch, read_step: Callable[[], int]) -> None:
@@ -160,9 +167,9 @@ class PendingFetch:
         self.piggyback, self._read_step = piggyback, read_step
 
     def finish_fetch(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> None:
-        """Compute the rest right after the run, on the training thread.
+        """Compute the rest on the training thread, right after the program's run.
 
-        No other call has come in between, so the state is still the step's.
+        No other call has run in between, so the state is still the one that the step has left.
         """
         try:
             self.value = taken[0] if split.is_whole else self.piggyback.compute(run, split, taken, feed_dict)

@@ -1,8 +1,10 @@
-"""Provide a FileWriter without a thread or a file.
+"""Provide SummaryWriter, a FileWriter that needs no thread and opens no file.
 
-TensorFlow builds the events, and the summary service writes them. The Supervisor and monitored
-sessions use it, and through them hooks and the program, before, between and after sessions. Only
-`flush` and `close` block the caller, for a limited time.
+TensorFlow builds the events, and the summary service writes them to the event file. A Supervisor
+and a monitored session make a SummaryWriter. Hooks and the program write through it before, during
+and after sessions. Only `flush` and `close` wait for the service, and only for a limited time.
+
+`lay_graph_text` has the service write the file `graph.pbtxt`.
 """
 
 from __future__ import annotations
@@ -24,18 +26,22 @@ if TYPE_CHECKING:
     from procsv.training.runtime.context import Runtime
 
 
-FLUSH_S_MAX = 30.0  # how long `flush` and `close` wait for the service; after a warning, the records stay queued
+FLUSH_S_MAX = 30.0  # how long `flush` and `close` wait for the service; then they warn, and the records stay queued
 
 
 class StreamEventWriter:
-    """Receives the events of a SummaryToEventTransformer, for one stream after another."""
+    """Queues the events that a SummaryToEventTransformer builds, for the summary service.
+
+    Each `reopen` after a `close` opens a new stream of events. The service writes each stream to an
+    event file of its own.
+    """
 
     def __init__(self, streams: EventStreams, logdir: str) -> None:
         self._streams, self._logdir = streams, logdir
         tf.io.gfile.makedirs(logdir)
         self._stream = streams.open_stream(logdir)
         self._is_closed = False
-        self.held = contextlib.ExitStack()  # released when the writer is closed
+        self.held = contextlib.ExitStack()  # `close` releases what the owner has entered here
 
     def get_logdir(self) -> str:
         return self._logdir
@@ -71,12 +77,12 @@ class StreamEventWriter:
 
 
 class SummaryWriter(tf.compat.v1.summary.FileWriter):
-    """tf.compat.v1.summary.FileWriter over event streams.
+    """A tf.compat.v1.summary.FileWriter whose file the summary service writes.
 
-    Interface and events are the same. Each `reopen` after a `close` starts a new event file, which
-    appears with its first event. `flush` returns when the events are in the file. The service
-    cannot reach a remote logdir ("gs://…"), so TensorFlow's own writer writes there. Raises
-    RuntimeError under eager execution, as FileWriter does.
+    Its methods and events are those of FileWriter. Each `reopen` after a `close` starts a new event
+    file, which appears with its first event. `flush` returns when the events are in the file, or
+    warns after `FLUSH_S_MAX`. The service cannot reach a remote logdir ("gs://…"), so TensorFlow's
+    own writer writes there. Raises RuntimeError under eager execution, as FileWriter does.
     """
 
     def __init__(self, logdir: str | os.PathLike[str], streams: EventStreams) -> None:
@@ -88,26 +94,28 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
         SummaryToEventTransformer.__init__(self, StreamEventWriter(streams, str(logdir)))
 
     def hold_run(self, runtime: Runtime) -> None:
-        """Keep the run until `close`, even if it would otherwise end with its session.
+        """Without `procsv launch`, keep the run until `close`, even when a session ends.
 
-        The next session then continues this event file.
+        The program's next session then continues this event file. Under `procsv launch` this does
+        nothing, because the run outlives sessions anyway.
         """
         if runtime.observer is not None and isinstance(self.event_writer, StreamEventWriter):
             self.event_writer.held.enter_context(runtime.held_run())
 
 
 GRAPH_FILE = "graph.pbtxt"
-WAITED_FOR_BYTES_MAX = 1 << 20  # of the serialized graph: a second's work; a larger one is not waited for
-WAIT_S_MAX = 10.0  # then training starts, and the file comes later
+WAITED_FOR_BYTES_MAX = 1 << 20  # nothing waits for a larger serialized graph; this one takes a second to write
+WAIT_S_MAX = 10.0  # after that, training starts without the file, which appears later
 FILE_POLL_S = 0.005
 
 
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
-    """Write the text of the finalized `graph` to `logdir`.
+    """Write the text of the finalized `graph` to `graph.pbtxt` in `logdir`.
 
-    The summary service writes it if it reaches `logdir`. With TensorFlow, programs find the file as
-    soon as they have their session. So this function waits for the file, if it is new and small
-    enough to be written soon.
+    The summary service writes the file. This process writes it if `logdir` is remote, or if the
+    services are on another machine. Under TensorFlow's classes, a program finds the file as soon as
+    it has its session. So this function waits up to `WAIT_S_MAX` for a file that is new and small
+    enough to be written soon. It gives up early if the run is stopped or the service is lost.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     directory = local_path(logdir)
