@@ -1,1 +1,1 @@
-"""Decide what the watchdog does: pure state machines that turn events and a time into actions."""
+"""Decide what the watchdog does: pure code that turns events and the time into actions."""

@@ -1,4 +1,4 @@
-"""Define the actions that the watchdog's core decides on and event_loop.py carries out."""
+"""Define the actions that the watchdog's core returns. event_loop.py carries them out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from procsv.watchdog.core.restarts.causes import Cause
 
 
 class StartAttempt(msgspec.Struct, frozen=True):
-    """Start that attempt of a task or service. Answered by Started or NotStarted."""
+    """Start an attempt of a task or service. The host answers with Started or NotStarted."""
 
     task: TaskId
     incarnation: int
-    due_s: float = 0.0  # the monotonic time since which the start is due; ignored for a service
+    due_s: float = 0.0  # the monotonic time at which the start became due; ignored for a service
 
 
 class EndStarts(msgspec.Struct, frozen=True):
-    """The run is ending: prepare nothing for another start."""
+    """The run is ending, so end the standby and prepare no other."""
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """Send a signal to that process only."""
+    """Send a signal to the attempt's own process, not to its children."""
 
     task: TaskId
     incarnation: int
@@ -32,18 +32,18 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class KillTree(msgspec.Struct, frozen=True):
-    """Send SIGKILL to the process, its group and all its descendants."""
+    """Send SIGKILL to the attempt's process, its process group and all its descendants."""
 
     task: TaskId
     incarnation: int
 
 
 class ClearTree(msgspec.Struct, frozen=True):
-    """The trainer is dead: kill what is left of its tree, and answer with TreeGone when the
-    writer's lock is free.
+    """Kill what a dead trainer has left of its process tree.
 
-    `has_ended`: it ended normally by itself, so processes that it left may be working, and ending
-    them must be reported.
+    The host answers with TreeGone once the tree is gone and the writer's lock is free. `has_ended`:
+    the trainer ended normally by itself. The processes that it left may still be working, so the
+    host reports that it ends them.
     """
 
     task: TaskId
@@ -52,8 +52,9 @@ class ClearTree(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Send a message reliably to the newest attempt of `task`. A task's attempt that has not sent
-    its Hello yet misses it.
+    """Send a message reliably to the newest attempt of `task`.
+
+    An attempt of a program that has not sent its Hello yet does not get the message.
     """
 
     task: TaskId
@@ -67,7 +68,7 @@ class WriteEntry(msgspec.Struct, frozen=True):
 
 
 class WriteRun(msgspec.Struct, frozen=True):
-    """Write run.json, because the state has changed. (event_loop.py also writes it regularly.)"""
+    """Write run.json, because the state has changed. event_loop.py also writes it every second."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -92,8 +93,9 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class RestoreFile(msgspec.Struct, frozen=True):
-    """Recreate a directory, socket or lock of the run that is gone. Answered by NotRestored if that
-    fails.
+    """Recreate a directory, socket or lock of the run that was removed.
+
+    If that fails, event_loop.py answers with NotRestored.
     """
 
     what: str
@@ -104,8 +106,9 @@ class Quit(msgspec.Struct, frozen=True):
     """The run is over: clean up and exit."""
 
     exit_code: int
-    keep_memory: bool  # snapshots that could not be saved stay for the next launch
-    restarts_elsewhere: bool = False  # all launches begin again, a spare one in place of the machine that left
+    keep_memory: bool  # keep snapshots that could not be saved, for the next launch
+    # All launches of the run restart. A spare launch replaces the one on the machine that is lost or must leave.
+    restarts_elsewhere: bool = False
 
 
 Action = (

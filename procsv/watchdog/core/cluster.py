@@ -1,13 +1,13 @@
-"""Relate the tasks of a run: who they are, which train in step, and which wait for which.
+"""Relate the tasks of a run: which tasks there are, which train in step, and which wait for which.
 
-Made by run.py, which hands each event to the part that it concerns; read by end/ and
-service_events.py. Pure.
+Pure. run.py makes the objects of this module, and hands them the events that concern them. end/ and
+service_events.py read them.
 
-Some tasks take each step together: a gang. A collective that loses one member is broken for all of
-them, and the others would end with errors of their own, seconds later. So the first end ends them
-all, and none is restarted before the last of them is gone, because a member of the new gang must
-never meet a member of the old one. The end of a gang is one failure. It is charged to, and reported
-for, the member that ended first.
+Some tasks take each step together; they are a gang. When a collective operation loses one member,
+it fails for all of them: the other members would end with errors of their own, seconds later. So
+when one member ends, the gang ends the others. No member restarts before the last old process is
+gone, because a member of the new gang must never meet a member of the old one. The end of a gang
+counts as one failure. It is charged to the member that ended first, and reported for that member.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.progress import ModelProgress
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
-# Only tasks with these sources of state can be compared: each has read its state by itself. With any other source, the
-# program may have distributed the chief's state by calls of its own.
+# Sources of state for which the restored steps of two tasks can be compared, because each task has read its state by
+# itself. With any other source, the program may have distributed the chief's state by calls of its own.
 READ_BY_ITSELF = ("memory", "checkpoint")
-SAID_AFTER_S = 10.0  # when to report a wait for a session; most sessions are made within a second
+SAID_AFTER_S = 10.0  # how long a wait for a session lasts before it is reported; most last less than a second
 Word = Literal["auto", "task", "gang"]
 
 
 class Gang:
-    """The tasks that train, the chief first, whether or not they are bound together (`policy`)."""
+    """The chief, which comes first, and the workers of a run.
+
+    They are a gang only if `policy` is GANG; otherwise each task restarts by itself.
+    """
 
     def __init__(self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, word: Word, now_s: float) -> None:
-        """`word`: the user's choice; auto binds the tasks once one of them has made a collective
-        strategy.
+        """`word`: the user's choice (--restart). With "auto", the tasks become a gang once one of
+        them has made a collective strategy.
         """
         self._members = {task: one for task, one in tasks.items() if belongs_to_gang(task, chief)}
         self._chief = self._members[chief]
@@ -53,7 +56,7 @@ class Gang:
         self.policy = Policy.TASK
         self.generation = 1
         self._is_breaking = False
-        self._start_s = now_s  # the earliest next start
+        self._start_s = now_s  # the earliest start of the next generation
         self._broke_s = now_s  # when the first member of the previous generation ended, or when the run began
         self._first: dict[TaskId, FirstStepDone] = {}  # the first steps of this generation
         self._is_formed = False
@@ -63,22 +66,26 @@ class Gang:
 
     @property
     def followers(self) -> frozenset[TaskId]:
-        """The members of a gang that cannot take a step without the chief, which saves the state of
-        all.
+        """The members of the gang other than the chief; none if there is no gang.
+
+        They cannot take a step without the chief, which saves the state of all.
         """
         return self.members - {self._chief.task}
 
     @property
     def members(self) -> frozenset[TaskId]:
-        """All members of a gang; none if each task runs by itself."""
+        """All members of the gang; none if each task runs by itself."""
         return frozenset(self._members) if self.policy is Policy.GANG else frozenset()
 
     def breaks(self, task: TaskId) -> bool:
-        """Whether `task` belongs to a gang that is being ended for a restart."""
+        """Whether the gang is being ended for a restart, and `task` belongs to it."""
         return self._is_breaking and task in self._members
 
     def bound(self) -> None:
-        """A member has made a collective strategy."""
+        """Note that a task has made a collective strategy.
+
+        If the user's choice is "auto" and there are no parameter servers, the tasks become a gang.
+        """
         if self._may_bind:
             self._bind()
 
@@ -90,9 +97,10 @@ class Gang:
             member.bind(self._chief, len(self._members))
 
     def stand_for(self, meant: Collection[TrainerSupervisor]) -> list[TrainerSupervisor]:
-        """Return the tasks that must receive a request for the tasks in `meant`.
+        """Return the tasks to which a request for the tasks in `meant` must go.
 
-        A request for members of a gang goes to the chief, which saves, and whose end ends the rest.
+        A request for a member of a gang goes to the chief. The chief saves and ends, and its end
+        ends the other members of the gang.
         """
         if self.policy is Policy.TASK or not any(task.task in self._members for task in meant):
             return list(meant)
@@ -100,7 +108,7 @@ class Gang:
 
     # -- what happens --------------------------------------------------------------------------------------
     def break_up(self, ended: TaskId, now_s: float) -> list[Action]:
-        """End the others after `ended`, the first of this generation that has ended."""
+        """End the other members after `ended`. Do nothing if the gang is already being ended."""
         if self._is_breaking:
             return []
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s
@@ -109,7 +117,7 @@ class Gang:
         return [wanted for member in others for wanted in member.leave_gang(f"{ended} is gone", now_s)]
 
     def regroup(self, now_s: float) -> None:
-        """Let all members start again once the old ones are gone."""
+        """Let all members start again, if the last old process is gone. Otherwise do nothing."""
         if not self._is_breaking or not all(member.is_gone for member in self._members.values()):
             return
         self._is_breaking = False
@@ -121,8 +129,10 @@ class Gang:
             member.next.rejoin(start_s)
 
     def settled(self, now_s: float) -> list[Action]:
-        """The chief's last state is on disk, or cannot be saved. This also decides whether the
-        member that ended first has made progress.
+        """Handle the news that the chief's last state is on disk, or cannot be saved.
+
+        The chief's state is the progress of all members. So if the restart of a member waits for
+        this, it is decided now.
         """
         wanted: list[Action] = []
         for task, member in self._members.items():
@@ -131,7 +141,11 @@ class Gang:
         return wanted
 
     def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> list[Action]:
-        """A member has finished its first step."""
+        """Handle the first step of a member.
+
+        When all members have finished theirs, journal that the gang is formed. If two members have
+        restored different steps, restart all.
+        """
         if self.policy is Policy.TASK or task not in self._members or self._is_breaking:
             return []
         self._first.setdefault(task, first)
@@ -146,9 +160,9 @@ class Gang:
         return [WriteEntry(formed, self._chief.task, self._chief.incarnation)]
 
     def _disagree(self, told: str, now_s: float) -> list[Action]:
-        """Restart all members, as after any failure, because they train on different states.
+        """Restart all members, because they train on different states. This counts as a failure.
 
-        Nothing else would ever show that: the members would go on without an error.
+        Without this check nobody would notice: the members would train without an error.
         """
         history, why = self._chief.history, f"the tasks did not start from the same state ({told})"
         history.no_progress_count += 1
@@ -163,15 +177,15 @@ class Gang:
 
 
 class Roster:
-    """The parts of a run: its tasks, its services, and the gang that binds tasks together.
+    """The parts of a run: its tasks, its services, and its gang.
 
-    `keeper` is the service that saves the chief's state; None if there is none.
+    `keeper` is the service that saves the chief's state; None if the run has no such service.
     """
 
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
         self.tasks = {task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s) for task in settings.tasks}
-        self.model: ModelProgress | None = None  # the model on parameter servers, if there are any
+        self.model: ModelProgress | None = None  # the model on the parameter servers; None if the run has none
         if any(task.role == PS for task in self.tasks):
             self.model = ModelProgress()
             for name, one in self.tasks.items():
@@ -184,18 +198,23 @@ class Roster:
             task.next.goes_on_with = partial(self._goes_on_with, task)
 
     def running_on(self) -> list[TrainerSupervisor]:
-        """Return the tasks that have not ended for good."""
+        """Return the tasks that run or will be restarted.
+
+        While the run ends, an unkillable task is not one of them.
+        """
         return [task for task in self.tasks.values() if not task.ends_run]
 
     def restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
-        """Return the tasks to ask for a restart of `name`; None means all but servers, which hold
-        the others' state.
+        """Return the tasks to ask when `name` is to restart.
+
+        If `name` is None, all tasks are to restart except parameter servers, which hold the state
+        of the other tasks.
         """
         meant = [task for task in self.running_on() if name in (None, task.task)]
         return self.gang.stand_for([t for t in meant if name is not None or t is self.chief or t.task.role != PS])
 
     def what_follows(self, task: TrainerSupervisor, end: End) -> Follows:
-        """Return what follows from the end of a task. If it was given up, `end` does not matter."""
+        """Return what follows from the end of `task`. If it was given up, `end` is ignored."""
         return TABLE[duty_of(task.task, self.chief.task), self.gang.policy, End.GAVE_UP if task.gave_up else end]
 
     def given_up(self) -> list[TrainerSupervisor]:
@@ -209,8 +228,9 @@ class Roster:
         return [task for task in self.tasks.values() if task.gave_up and task not in ending]
 
     def trains_in_step(self) -> list[Action]:
-        """A task has made a collective strategy: the tasks may be a gang from now on, which needs
-        all its members.
+        """Handle the news that a task has made a collective strategy: the tasks may become a gang.
+
+        A gang needs all its members. If it forms, warn a user who has set --min-workers.
         """
         was = self.gang.policy
         self.gang.bound()
@@ -219,7 +239,7 @@ class Roster:
         return [Say(wording.NONE_IS_SPARED, is_bad=True)]
 
     def _goes_on_with(self, task: TrainerSupervisor) -> int | None:
-        """Return how many workers are left without `task`, given up; None if the run ends."""
+        """Return how many workers are left after `task` was given up; None if the run ends."""
         if task in self.given_up():
             return None
         return restart_table.workers_left(self.tasks, self._follow_from_given_up())
@@ -239,14 +259,14 @@ def find_awaited(
     now_s: float,
     servers: Sequence[TrainerSupervisor],
 ) -> TaskId | None:
-    """Return the task that `one` waits for; None if it visibly waits for none.
+    """Return the task that `one` waits for; None if no such wait is visible.
 
-    A call on variables of a parameter server waits for that server without an error. A worker waits
-    until its chief has made the model. Of tasks that train in step, one that has begun a step waits
-    in it while another is still in a callback. Time that a task spends waiting is not charged to
-    it.
+    There are three kinds of wait. A task that trains in step with others waits inside its step
+    while another task is still in a callback. A task that uses variables of a parameter server
+    waits for that server, and gets no error. With servers, a worker waits until the chief has made
+    the model. The watchdog does not count a wait towards the limit for a hang.
 
-    `servers`: the servers among `tasks`, listed once by a caller that asks about many tasks.
+    `servers`: the servers among `tasks`. A caller that asks about many tasks lists them once.
     """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
@@ -255,7 +275,7 @@ def find_awaited(
         if (late := next((task for task in others if task.hanging.liveness.phase is not Phase.STEP), None)) is not None:
             return late.task
     for server in servers:
-        # A server that has never served may not be one: a program can do without TensorFlow's servers.
+        # Wait only for a server that has served: a ps task may run a program that starts no TensorFlow server.
         if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):
             return server.task
     makes_model = bool(servers) and one.task != chief and one.progress.phase is Phase.CONNECT
@@ -263,9 +283,9 @@ def find_awaited(
 
 
 class WaitsInVain:
-    """Finds tasks that wait for a session after another task has ended with exit code 0.
+    """Find tasks that wait for a session although another task has ended with exit code 0.
 
-    TensorFlow may wait for that task forever, and never says so.
+    TensorFlow may wait forever for the task that has ended, and does not report that it waits.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Define the events that the watchdog's core handles.
 
-event_loop.py and the hosts make them from what happens on pidfds, sockets and clocks. run.py
-answers each with actions (actions.py). Every event about a process carries the number of its
-attempt, so that late news of an earlier attempt changes nothing.
+event_loop.py and the hosts make events from what happens on pidfds, sockets and clocks. For each
+event, run.py returns actions (actions.py). Every event about a process has the number of the
+process's attempt, so the core can ignore late news of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from procsv.ipc.messaging.messages import Body
 from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
 
-AT_DISK, STOPPED = "at-disk", "stopped"  # what a process is doing: waiting for a disk, or frozen by SIGSTOP
+# What a process is doing: waiting for a disk, or stopped by SIGSTOP.
+AT_DISK, STOPPED = "at-disk", "stopped"
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -36,9 +37,10 @@ class Started(Event, frozen=True):
 class NotStarted(Event, frozen=True):
     """The process was not started.
 
-    The system refused (EAGAIN, EMFILE, ENOMEM), the start was cancelled, its machine is lost, or
-    the standby could not become the task. `is_tried_again`: only in the last case. The host has
-    reported that failure, and the task is started again once nothing of the failed process is left.
+    There are four reasons: the system refused (EAGAIN, EMFILE, ENOMEM), the start was cancelled,
+    the task's machine is lost, or the standby could not become the task. In the last case,
+    `is_tried_again` is set: the host has reported the failure, and the task is started again once
+    the failed process and its children are gone.
     """
 
     task: TaskId
@@ -48,29 +50,32 @@ class NotStarted(Event, frozen=True):
 
 
 class Preparing(Event, frozen=True):
-    """Whether the host of these tasks is preparing a standby for their next starts."""
+    """What the host of these tasks is doing about a standby for their next starts."""
 
     tasks: frozenset[TaskId]
-    wait_s: float  # how long a due start waits for the standby; 0.0 if it does not wait
-    is_alive: bool  # the standby has a process
+    wait_s: float  # how long a due start waits for the standby; 0.0: it does not wait
+    is_alive: bool  # the standby's process exists
 
 
 class Ended(Event, frozen=True):
-    """A process is dead and reaped, or counts as dead (`lost`). Holds the last facts about it."""
+    """A process is dead and reaped, or counts as dead (`lost`).
+
+    The fields are what is known of it and of its end.
+    """
 
     task: TaskId
     incarnation: int
     exit: Exit
     beat: Heartbeat | None = None
     words: LastWords | None = None
-    memory_step: int = NO_STEP  # of the task's newest whole snapshot in memory, whichever attempt took it
+    memory_step: int = NO_STEP  # of the task's newest complete snapshot in memory; any attempt may have taken it
     stacks: str = ""  # faulthandler's output (for a service, from its log)
     oom: str = ""  # the kernel's evidence of an out-of-memory kill
-    fault: str = ""  # the fault of the plan that ended it
+    fault: str = ""  # the planned fault that ended it
     lost: str = ""  # why it counts as dead although its end was not seen (TaskLost)
     log: str = ""  # the path of a service's log
-    last_lines: tuple[str, ...] = ()  # of that log
-    taken_step: int = NO_STEP  # of the newest whole snapshot in memory that this attempt took
+    last_lines: tuple[str, ...] = ()  # of the service's log
+    taken_step: int = NO_STEP  # of the newest complete snapshot in memory that this attempt took
     no_room: bool = False  # the logdir's disk is full
 
 
@@ -82,8 +87,9 @@ class TreeGone(Event, frozen=True):
 
 
 class Noted(Event, frozen=True, kw_only=True):
-    """Something has happened that is journaled, printed and shown in run.json, and leads to nothing
-    else.
+    """Something that the core only reports.
+
+    It journals `entry`, prints `text` and writes run.json.
     """
 
     task: TaskId
@@ -94,15 +100,16 @@ class Noted(Event, frozen=True, kw_only=True):
 
 
 class Forwarded(Event, frozen=True):
-    """A message for a task, passed on if the task runs."""
+    """A message that the core passes on to a task, if the task is running."""
 
     task: TaskId
     body: Message
 
 
 class Said(Event, frozen=True):
-    """A message from the trainer or a service. `answers`: the message of ours that it answers, if
-    any.
+    """A message from a task or a service.
+
+    `answers`: the message from the watchdog that `body` answers; None if it answers none of these.
     """
 
     task: TaskId
@@ -112,39 +119,40 @@ class Said(Event, frozen=True):
 
 
 class ServiceReady(Event, frozen=True):
-    """A service has acknowledged our Hello, so it is serving."""
+    """A service has acknowledged the watchdog's Hello, so it is ready to serve."""
 
     task: TaskId
     incarnation: int
 
 
 class Ticked(Event, frozen=True):
-    """Time has passed; with the heartbeat of each process that has one."""
+    """The regular look at all processes: their heartbeats, and what else was checked."""
 
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
-    memory_step: int = NO_STEP  # of the chief's newest whole snapshot in memory
-    stopped: frozenset[TaskId] = frozenset()  # the tasks that are frozen by SIGSTOP, or by a debugger
-    traced: frozenset[TaskId] = frozenset()  # the frozen tasks that a debugger holds
-    has_room: bool | None = None  # whether the logdir's disk has room, if it was checked
-    # What each service that has shown no progress for a while is doing: AT_DISK, STOPPED or "".
+    memory_step: int = NO_STEP  # of the chief's newest complete snapshot in memory
+    stopped: frozenset[TaskId] = frozenset()  # the tasks that are stopped, by SIGSTOP or by a debugger
+    traced: frozenset[TaskId] = frozenset()  # the stopped tasks that a debugger holds
+    has_room: bool | None = None  # whether the logdir's disk has room; None: not checked
+    # For each service that has shown no progress for a while, what it is doing: AT_DISK, STOPPED or "".
     doing: Mapping[TaskId, str] = msgspec.field(default_factory=dict)
     # For each task that was checked, a number that changes whenever one of its processes has run.
     activity: Mapping[TaskId, int | None] = msgspec.field(default_factory=dict)
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The observed state of a path that the run needs."""
+    """A path that the run needs, as the last check found it."""
 
     what: str  # as in run_files.py
     path: str
-    identity: tuple[int, int] | None  # device and inode; None: nothing of ours is there
-    owner: TaskId = WATCHDOG  # who recreates it
-    is_reported_elsewhere: bool = False  # others tell the user of its loss, so it is only journaled
+    identity: tuple[int, int] | None  # device and inode; None: the run's own file is not there
+    owner: TaskId = WATCHDOG  # the process that recreates it
+    is_reported_elsewhere: bool = False  # another part of procsv tells the user of its loss, so only journal the loss
 
 
 class RunFilesChecked(Event, frozen=True):
-    """The run's directories, sockets and locks were checked. A directory comes before what it
-    contains.
+    """The result of a check of the run's directories, sockets and locks.
+
+    In `states`, each directory comes before the files in it.
     """
 
     states: tuple[FileState, ...]
@@ -158,24 +166,27 @@ class NotRestored(Event, frozen=True):
 
 
 class RecycleAsked(Event, frozen=True):
-    """Let the trainer save and end, and restart it; this does not count as a failure."""
+    """A request: let the task save and end, then restart it. This does not count as a failure."""
 
     why: str
-    by_hand: bool  # a user asked: forgive all failures, and start without delay
+    by_hand: bool  # a user asked, so forget all failures so far, and restart without delay
     task: TaskId | None = None  # None: every task
 
 
 class StopAsked(Event, frozen=True):
-    """End the run. `now`: do not wait for the program."""
+    """A request: end the run. `now`: kill the program instead of waiting for it."""
 
     source: str  # a signal's name, or "procsv stop"
     now: bool
     is_notice: bool = False  # a preemption notice
-    spare: str = ""  # the host that can replace the machine that must leave; "" if none
+    spare: str = ""  # the host that can replace the machine that is lost or must leave; "" if none
 
 
 class SignalCame(Event, frozen=True):
-    """A signal that procsv leaves to the program if the program handles it."""
+    """The watchdog received a signal that does not always end the run.
+
+    If a program handles the signal, the core passes it on. Otherwise its default meaning applies.
+    """
 
     number: int
 
@@ -187,18 +198,21 @@ class LogdirTaken(Event, frozen=True):
 
 
 class TaskLost(Event, frozen=True, kw_only=True):
-    """A task counts as dead, though its end was not seen."""
+    """A task on another machine counts as dead, although nobody saw its process end."""
 
-    task: TaskId  # a spare launch has no task: this is the name of its place
+    task: TaskId
     why: str  # the evidence of its end
     entry: Entry
     text: str
-    host: str = ""  # the machine whose loss ends the run; "" if another launch there continues, and restarts the task
-    spare: str = ""  # the host that can take over, so that the run begins again at once; "" if none
+    # The machine whose loss ends the run. "": another launch on that machine takes over, and the run restarts the task.
+    host: str = ""
+    spare: str = ""  # the host that can replace the lost machine, so that the run restarts at once; "" if none
 
 
 class PreemptAsked(Event, frozen=True):
-    """Give the trainer this notice, kill it at the end of the grace, and restart it."""
+    """A request: give the task a preemption notice, kill it if it still runs after `grace_s`, and
+    restart it.
+    """
 
     grace_s: float
     source: str

@@ -1,8 +1,7 @@
 """Schedule the faults that the watchdog injects.
 
-Used by injector.py. Pure: time and step are arguments. Faults of the trainer at a step are left to
-the trainer (procsv/training/snapshots/step_faults.py), because a watchdog would learn of the step
-too late.
+Used by injector.py. Pure: time and step are arguments. The trainer itself carries out its faults at
+a step (procsv/training/snapshots/step_faults.py), because the watchdog learns of a step too late.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from procsv.faults.plan import Plan, PlannedFault, interval_s
 
 class Schedule:
     def __init__(self, plan: Plan, done: list[int], now_s: float) -> None:
-        """`done`: how often each fault has happened in this logdir. `now_s`: the start of this
-        launch.
+        """`done`: how often each fault of the plan has happened in this logdir. `now_s`: when this
+        launch starts.
         """
         self._plan, self._done = plan, list(done)
         self._due_s: dict[int, float] = {}
@@ -52,5 +51,5 @@ class Schedule:
         self._plan_next(number, self._plan.faults[number], now_s)
 
     def next_due_s(self) -> float | None:
-        """Return when a fault is due regardless of the step; None if there is no such fault."""
+        """Return when the next fault is due by the clock; None if no fault is due by the clock."""
         return min(self._due_s.values(), default=None)

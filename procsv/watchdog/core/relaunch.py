@@ -1,9 +1,10 @@
 """Decide what a launch does with the run that it finds in its directory.
 
-A run is a target, its arguments and the program's own files. A launch resumes a run only if it asks
-for the same training: otherwise a parameter sweep would train once and report that result for every
-setting. If something is unknown (the record of an older procsv, a deleted checkpoint), the program
-is started, as it would be without procsv.
+A run is identified by its target, its arguments and the program's own files. A launch resumes a run
+only if it asks for the same training. Otherwise, a sweep over parameters would train once, and
+report that result for every setting. Some facts may be unknown, because an older procsv wrote the
+record, or a checkpoint was deleted. Then the launch starts the program, which is what happens
+without procsv.
 
 Used by edge/opening/take_logdir.py, which gathers the facts. Pure.
 """
@@ -18,11 +19,11 @@ import msgspec
 class RelaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The existing run, and what this launch asks for."""
 
-    directory: str  # the run's, as text for people
+    directory: str  # the directory of the run, as text for people
     ran: str  # the command line of its last launch
     asked: str  # the command line of this launch
     is_other: bool  # the two command lines differ in the program or its arguments
-    names_logdir: bool  # this launch has --logdir, so it means this run
+    names_logdir: bool  # this launch has --logdir, so the user means the run that is there
     resumes: bool  # this launch has --resume
     holds_results: bool  # the run has steps, a checkpoint, or a program that ended
     is_complete: bool  # the run was trained to its end, and its last state is still there
@@ -34,8 +35,10 @@ class RelaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoOn(msgspec.Struct, frozen=True):
-    """Start the program. `text`: what to say; `has_other_args`: earlier results belong to other
-    arguments.
+    """Start the program, as the next launch of the existing run.
+
+    `text`: what to tell the user; "": nothing. `has_other_args`: the earlier results were made with
+    other arguments.
     """
 
     text: str = ""
@@ -43,7 +46,10 @@ class GoOn(msgspec.Struct, frozen=True):
 
 
 class Adopt(msgspec.Struct, frozen=True):
-    """Start the program, which may choose another directory: the earlier launches produced nothing."""
+    """Start the program, and let it choose a logdir of its own.
+
+    The earlier launches in this directory had another command line, and produced nothing.
+    """
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -55,7 +61,7 @@ class NothingToDo(msgspec.Struct, frozen=True):
 
 
 def decide(found: RelaunchFacts) -> GoOn | Adopt | Refuse | NothingToDo:
-    """Decide what to do with the existing run."""
+    """Decide whether this launch starts the program, refuses to start, or has nothing to do."""
     if found.is_other and not found.holds_results:
         return Adopt()
     if found.is_other and not found.names_logdir:

@@ -1,23 +1,22 @@
 """Decide what the watchdog does: events and the time in, actions out.
 
-Called by event_loop.py for everything that happens. It knows no process, socket, file or clock, so
-that a test can try thousands of crash schedules in a second. It hands each event to the part that
-it concerns: trainer.py for the trainer, services.py and service_events.py for the services, and
-end/ for the end of the run. What remains here is what the start, end or loss of a process means for
-the other tasks, signals, and the order of the actions.
+event_loop.py calls the Core for everything that happens. The Core knows no process, socket, file or
+clock, so a test can try thousands of crash schedules in a second. It hands each event to the part
+that the event concerns: trainer.py for a task, services.py and service_events.py for the services,
+and end/ for the end of the run. Three things remain here: what the start, end or loss of a process
+means for the other tasks, what a signal means, and the order of the actions.
 
-Each part returns the actions that it wants, in order, and shares no list with others. This is the
-one place that joins the actions of different parts, and event_loop.py carries them out in this
-order:
+Each part returns a list of its own with the actions that it wants, in order. Only this module joins
+the lists of different parts. event_loop.py carries the actions out in this order:
 
     1  what the event leads to. If a task is the first of its gang to end, the kills of the others
-       come before everything that is reported about it: they are about to fail by themselves.
-       At a tick: the tasks one by one (heartbeat, room on the disk, hang), tasks that wait in vain,
-       the services' hangs, and the deadlines of the tasks
+       come before the reports about its end, because the others are about to fail by themselves.
+       At a tick: each task (heartbeat, room on the disk, hang), tasks that wait in vain for a
+       session, the services' hangs, and the deadlines of the tasks
     2  tell the service that keeps the chief's state that the chief has died
     3  if the run ends: ask the next tasks, in order, to end (end/ending.py); prepare no more starts
     4  if the run ends and no task is left: ask the services to finish, or kill them; finally Quit
-    5  the starts of services that are due, because one may have died in 1
+    5  start the services that are due; the event of 1 may have been the death of a service
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Core:
         self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
         self._told: set[int] = set()  # signals that were reported as passed on or ignored
-        self._servers_lost = 0  # counts losses of servers, each with the variables that the server held
-        # A cache of `next_due_s`, valid until the next event, because the loop asks twice per turn.
+        self._servers_lost = 0  # how often a parameter server was lost, with the variables that it held
+        # The result of `next_due_s`, kept until the next event, because the loop asks twice per turn.
         self._due_s: float | None = None
         self._knows_due = False
 
@@ -69,12 +68,12 @@ class Core:
 
     @property
     def stop_source(self) -> str:
-        """Who asked for the end; "" if it was not requested."""
+        """Who or what asked the run to end; "" if nobody has."""
         return self._ending.stop_source
 
     @property
     def failure(self) -> str:
-        """Why the run cannot continue, if the cause is not the trainer; "" if it can."""
+        """Why the run cannot continue, if that is not a task's fault; otherwise ""."""
         return self._ending.failure
 
     @property
@@ -94,8 +93,9 @@ class Core:
 
     @property
     def generation(self) -> int:
-        """A number for all tasks together. It rises when state must be restored because a gang or a
-        server was lost.
+        """The number of the generation of all tasks together.
+
+        It rises when a gang restarts or a parameter server is lost: state must be restored then.
         """
         return self.gang.generation + self._servers_lost
 
@@ -109,7 +109,7 @@ class Core:
         return self.chief.state_label
 
     def awaited_by(self, task: TaskId, now_s: float) -> TaskId | None:
-        """Return the task that `task` waits for; None if it visibly waits for none."""
+        """Return the task that `task` waits for; None if no such wait is visible."""
         return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s, self._servers)
 
     def start(self, now_s: float) -> list[Action]:
@@ -128,7 +128,7 @@ class Core:
         return [*self._answer(event, now_s), *self._go_on(now_s)]
 
     def _answer(self, event: events.Event, now_s: float) -> list[Action]:
-        """Return what the event itself leads to."""
+        """Return the actions that the event itself leads to: part 1 of the order."""
         match event:
             case events.Started():
                 return self._started(event)
@@ -179,7 +179,10 @@ class Core:
         return []
 
     def next_due_s(self) -> float | None:
-        """Return when a Ticked will have something to do even if no other event comes before."""
+        """Return when the core next needs a Ticked, if no other event comes first.
+
+        None: it has no deadline.
+        """
         if not self._knows_due:
             dues = [*self._ending.next_due_s(), *(task.next_due_s() for task in self.tasks.values())]
             dues += [service.next_due_s() for service in self.services.values()]
@@ -187,11 +190,14 @@ class Core:
         return self._due_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether the start of a task is due, and waits for the host's standby."""
+        """Whether the start of some task is due, but waits for the standby of its host."""
         return any(task.awaits_start(now_s) for task in self.tasks.values())
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
-        """Return the tasks that are meant and may be restarted."""
+        """Return the tasks to ask when `name` is to restart (`Roster.restartable`).
+
+        Return no task if the run is ending, or if procsv only observes the program.
+        """
         return [] if self.is_ending or self.settings.observes else self._roster.restartable(name)
 
     # -- processes -----------------------------------------------------------------------------------------
@@ -209,8 +215,10 @@ class Core:
     def _task_ended(
         self, task: TrainerSupervisor, event: events.Ended, now_s: float, told: Sequence[Action] = ()
     ) -> list[Action]:
-        """`told`: actions that report this end already. They come first, except for the kills of a
-        broken gang.
+        """Handle the end of a task's attempt.
+
+        `told`: actions of the caller that already report this end. They come first; only the kills
+        of a broken gang come before them.
         """
         wanted = list(told)
         if event.incarnation != task.incarnation:
@@ -223,9 +231,10 @@ class Core:
                 self._roster.model.server_lost()
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
-            # The rest of the gang restarts, and cannot train without it.
+            # The task was complete, but the other members of its gang restart, and cannot train without it.
             wanted += task.leave_gang("another of its gang had ended first", now_s)
-        if self.is_ending and not task.ends_run:  # it ended before it was asked to: do not restart it
+        if self.is_ending and not task.ends_run:
+            # The attempt ended before the run asked it to. Do not restart the task.
             wanted += task.stop(False, "the run ends", now_s)
         end = task.record.end
         if self.is_ending or end is None or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN:
@@ -233,8 +242,8 @@ class Core:
         return [*self.gang.break_up(task.task, now_s), *wanted]
 
     def _task_lost(self, lost: events.TaskLost, now_s: float) -> list[Action]:
-        """Treat the task as dead. It may still be alive, if its machine is only silent."""
-        task = self.tasks.get(lost.task)  # None: a spare launch without a task
+        """Treat the task as dead, although it may be alive: its machine may only be silent."""
+        task = self.tasks.get(lost.task)
         number = task.incarnation if task is not None else 1
         wanted: list[Action] = [
             actions.WriteEntry(lost.entry, lost.task, number),
@@ -260,15 +269,16 @@ class Core:
         return wanted
 
     def _signal_came(self, number: int, now_s: float) -> list[Action]:
-        """Pass a signal on to this machine's programs that handle it; other launches do the same on
-        their machines.
+        """Pass a signal on to the programs on this machine that handle it. Launches on other
+        machines do the same there.
         """
         own = [task for name, task in self.tasks.items() if task.pid and name not in self.settings.hosts]
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]
         name, default = Signals(number).name, default_of(number)
         is_harmless = number in PASSED_ON and default is Default.GO_ON and not self.settings.observes
-        # The program may have installed a handler since its last heartbeat, so send a harmless signal even to a program
-        # without one. That cannot kill it: before its first heartbeat it has installed a handler of ours.
+        # The program may have installed a handler since its last heartbeat. So send a harmless signal also to programs that
+        # have shown no handler. That cannot kill such a program: procsv installed its own handler in the process before
+        # the first heartbeat.
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
         wanted: list[Action] = [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:
@@ -306,7 +316,7 @@ class Core:
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> list[Action]:
-        """Return what the overall state requires, whatever led to it."""
+        """Return what the state of the run requires after any event: parts 2 to 5 of the order."""
         wanted = [*self._of_services.tell_death(), *self._ending.advance_end(now_s)]
         if not self._roster.running_on() and self.exit_code is None:
             wanted += self._closing.advance_closing(now_s)

@@ -1,8 +1,8 @@
 """Notice when something removes a directory, socket or lock of a run, and have it recreated.
 
-Used by run.py and service_events.py, which pass in what was observed every few seconds. Pure. If a
-directory is lost, the loss of what it contained is not reported separately, and the directory
-counts as restored once all its contents are back.
+Pure. service_events.py passes in the result of a check every few seconds, and run.py what could
+not be recreated. If a directory is lost, the loss of the files in it is not reported separately.
+The directory counts as restored once all these files are back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunFilesWatch(msgspec.Struct):
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     # Files of other processes that the last check did not find. They count as lost only if the next check does not find
-    # them either, because their owner may be about to die.
+    # them either: the process that owns a file removes it when it ends.
     doubts: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -50,7 +50,7 @@ class RunFilesWatch(msgspec.Struct):
         )
 
     def check_files(self, states: Sequence[FileState], now_s: float) -> list[Action]:
-        """Return the actions for the observed states. A directory comes before what it contains."""
+        """Return the actions after a check. A directory in `states` comes before its files."""
         out: list[Action] = []
         for state in states:
             if self._is_lost(state):
@@ -73,7 +73,10 @@ class RunFilesWatch(msgspec.Struct):
         return [Say(f"the {loss.what} {path} cannot be recreated: {error}; trying again", is_bad=True)]
 
     def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
-        """Forget the files of a process that has ended: its successor makes new ones."""
+        """Forget the files in `states` that `owner` made.
+
+        The process has ended, and the next process of the service makes new files.
+        """
         for state in states:
             if state.owner == owner:
                 self.known.pop(state.path, None)
@@ -97,7 +100,7 @@ class RunFilesWatch(msgspec.Struct):
         return out
 
     def _is_back(self, path: str, states: Sequence[FileState]) -> bool:
-        """Whether it exists again, with all that was in it."""
+        """Whether `path` exists again, with all files in it that `states` names."""
         return all(state.identity is not None for state in states if path in (state.path, _directory(state.path)))
 
     def _restore(self, path: str, now_s: float) -> list[Action]:

@@ -1,6 +1,6 @@
-"""Handle the events of the services, and the consequences of their deaths.
+"""Handle the events that concern services, and what a service's death means for the run.
 
-Used by run.py. Pure. services.py supervises each single service.
+Used by run.py. Pure. services.py supervises a single service.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ class ServiceEvents:
     def __init__(self, roster: Roster, ending: Ending, closing: Closing) -> None:
         self._roster, self._ending, self._closing = roster, ending, closing
         self._services, self._chief = roster.services, roster.chief
-        self._told_ended = 0  # the attempt of the chief whose death was reported to the service that keeps its state
+        # The chief's attempt whose death was reported to the process that now keeps the chief's state; 0: none yet.
+        self._told_ended = 0
         self.saves = Saves()
         self.run_files = RunFilesWatch()
-        self._looked_at: dict[TaskId, int] = {}  # the process number of each service at the last check of its files
+        # For each service, the number of the process that had made the files at their last check.
+        self._looked_at: dict[TaskId, int] = {}
 
     # -- processes -----------------------------------------------------------------------------------------
     def start_due(self, now_s: float) -> list[Action]:
@@ -106,8 +108,9 @@ class ServiceEvents:
         return []
 
     def tell_death(self) -> list[Action]:
-        """Report the chief's death to the service that saves its state, once to each process of
-        that service.
+        """Report the chief's death to the service that saves the chief's state.
+
+        If that service dies before it answers, report the death again to its next process.
         """
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:
@@ -119,11 +122,10 @@ class ServiceEvents:
 
     # -- what they have made -------------------------------------------------------------------------------
     def run_files_checked(self, states: tuple[FileState, ...], now_s: float) -> list[Action]:
-        """Watch the files of a service while it serves: it makes them when it begins, and removes
-        them when it ends.
+        """Handle a check of the run's files. A service's files count only while the service serves.
 
-        If a service was restarted between two checks, its files are new. Nothing has removed the
-        old ones, so they are forgotten.
+        A service makes its files when it begins, and removes them when it ends. If it was restarted
+        between two checks, its files are new. The old files were not lost, so they are forgotten.
         """
         for service in self._services.values():
             is_serving = service.state is ServiceState.SERVING

@@ -1,8 +1,8 @@
-"""Supervise the services: keep each alive, and track how saving goes.
+"""Supervise the services: keep each one alive, and track whether checkpoints are saved.
 
-Used by run.py and service_events.py. Pure. A ServiceSupervisor decides for one service when to
-start it, whether it hangs, whether its death counts and whether it has finished. `Saves` turns what
-the checkpoint service reports about saving into journal entries and messages.
+Used by run.py and service_events.py. Pure. A ServiceSupervisor decides four things about one
+service: when it starts, whether it hangs, whether its death counts, and whether it has finished.
+`Saves` turns the checkpoint service's reports into journal entries and messages.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from procsv.watchdog.core.restarts.causes import Cause, blame_plan, find_cause
 from procsv.watchdog.core.restarts.restart_policy import ServiceDeath, ServiceHistory
 from procsv.watchdog.core.settings import Settings
 
-NOT_SPAWNED_S = 1.0  # until the next try, after the system would not start a process
+NOT_SPAWNED_S = 1.0  # how long to wait after the system could not start a process
 
 
 class ServiceState(Enum):
     WAITING = auto()  # for its (next) start
-    STARTING = auto()  # ordered, and not yet serving
+    STARTING = auto()  # its start was ordered; it does not serve yet
     SERVING = auto()
     FINISHING = auto()  # asked to finish
     ENDED = auto()  # (terminal) finished, or no longer needed
-    LOST = auto()  # (terminal) will not be restarted: the run fails
+    LOST = auto()  # (terminal) will not be restarted; the run fails if the service is critical
 
     @property
     def word(self) -> str:
@@ -91,8 +91,9 @@ class ServiceSupervisor:
         self._phase = beat.phase
 
     def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> list[Action]:
-        """Check whether its process progresses, and end one that does not. `doing`: AT_DISK,
-        STOPPED or "".
+        """End its process in steps if the process makes no progress.
+
+        `doing`: what the process is doing: AT_DISK, STOPPED, or "" for anything else.
         """
         if not self.pid:
             return []
@@ -110,7 +111,7 @@ class ServiceSupervisor:
         return bool(self.pid) and self.hanging.liveness.is_quiet
 
     def next_due_s(self) -> float | None:
-        """Return when there will be something to do even if nothing happens before."""
+        """Return when it next has something to do, if nothing happens before; None: no deadline."""
         return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
 
     def ready(self, incarnation: int) -> None:
@@ -122,13 +123,13 @@ class ServiceSupervisor:
             self.state = ServiceState.FINISHING
 
     def drop(self) -> None:
-        """It is no longer needed, and will not be restarted."""
+        """Cancel its restart: it is no longer needed."""
         self.restart_s = None
         if self.state is ServiceState.WAITING:
             self.state = ServiceState.ENDED
 
     def kill(self, why: str) -> None:
-        """Note that we have killed it, so that its death leads to no message and no restart."""
+        """Note that the watchdog kills it, so that its death leads to no message and no restart."""
         self.state, self.why_killed = ServiceState.ENDED, why
 
     def cause(self, event: Ended) -> Cause:
@@ -140,7 +141,7 @@ class ServiceSupervisor:
         return blame_plan(cause, event.exit, event.fault)
 
     def exited(self, event: Ended, cause: Cause) -> entries.Exited:
-        """Return the journal entry of a death."""
+        """Return the journal entry of its death."""
         return entries.Exited(
             pid=self.pid,
             code=event.exit.code,
@@ -151,7 +152,7 @@ class ServiceSupervisor:
         )
 
     def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
-        """It is dead: schedule its next start, or note that it has ended, or that it is lost."""
+        """Handle its death: schedule its next start, or note that it has ended or is lost."""
         was, self.pid = self.state, 0
         self.hanging.end_watch()
         if not needed or (was is ServiceState.FINISHING and exit.code == 0):
@@ -160,8 +161,10 @@ class ServiceSupervisor:
         self._start_again(self._classify_death(was, exit), str(exit), now_s)
 
     def _classify_death(self, was: ServiceState, exit: Exit) -> ServiceDeath:
-        """Classify a death. SIGKILL and SIGSTOP come from outside, whatever the service was doing.
-        A hang without SIGSTOP is the service's own failure.
+        """Classify a death, for the limits on deaths.
+
+        SIGKILL and SIGSTOP come from outside, so such deaths count less. A hang without SIGSTOP is
+        the service's own failure.
         """
         if self.hanging.evidence(exit, ""):
             return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
@@ -171,7 +174,7 @@ class ServiceSupervisor:
         return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
 
     def not_spawned(self, now_s: float) -> None:
-        """The system would not start it, which is not its failure."""
+        """Try again soon: the system could not start it, which is not a failure of the service."""
         self.state, self.restart_s = ServiceState.WAITING, now_s + NOT_SPAWNED_S
 
     def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
@@ -190,10 +193,10 @@ REMEMBERED_MAX = 1000  # checkpoints remembered as journaled
 
 
 class Saves(msgspec.Struct):
-    """The status of saving, for the journal, the terminal and `status`.
+    """Whether saves succeed, for the journal, the terminal and `status`.
 
-    A failing save is retried again and again. It is journaled and printed once for each change of
-    the problem, and `status` shows it until a save succeeds.
+    The checkpoint service retries a failed save until it succeeds. Each new kind of error is
+    journaled and printed once. `status` shows the error until a save succeeds.
     """
 
     try_s: float | None = None  # monotonic time of the next try, while saves fail
@@ -208,8 +211,10 @@ class Saves(msgspec.Struct):
         return self._error or self._trouble
 
     def is_news(self, news: Durable) -> bool:
-        """Whether this checkpoint is new. The service reports each to everybody, and once more in
-        answer to a request.
+        """Whether this checkpoint has not been reported to us before.
+
+        The service reports each checkpoint to every connected process, and once more when it
+        answers a request.
         """
         if news.key in self._known:
             return False
@@ -219,8 +224,9 @@ class Saves(msgspec.Struct):
         return True
 
     def durable(self, news: Durable, incarnation: int) -> list[Action]:
-        """Return what to journal and print about a new checkpoint. A save by the program itself
-        proves nothing about ours.
+        """Return what to journal and print about a new checkpoint.
+
+        A checkpoint that the program wrote itself does not show that procsv's saves succeed again.
         """
         durable = entries.CheckpointDurable(
             step=news.step,
@@ -250,7 +256,10 @@ class Saves(msgspec.Struct):
         return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
     def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:
-        """The checkpoint directory is damaged, or usable again. `step`: the trainer's."""
+        """Return what to journal and print about a damaged or repaired checkpoint directory.
+
+        `step`: the trainer's.
+        """
         was, self._trouble = self._trouble, news.error
         if news.error:
             text = f"checkpoints cannot be saved: {news.error}; training continues, and procsv keeps trying"

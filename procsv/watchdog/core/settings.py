@@ -14,7 +14,7 @@ from procsv.watchdog.core.restarts.goodput import Earlier
 
 
 class AdoptedTask(msgspec.Struct, frozen=True):
-    """A task on another machine that is already running: it survived the previous coordinator."""
+    """A task on another machine that is already running: a previous coordinator started it."""
 
     host: str
     incarnation: int
@@ -23,11 +23,11 @@ class AdoptedTask(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The launch's options, and what earlier launches in this logdir have left."""
+    """The launch's options, and what is known of earlier launches in this logdir."""
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
     learned_step_s: float = 0.0  # the median step of an earlier launch; 0.0: unknown
-    began_step: int = NO_STEP  # where the training began that is not complete yet
+    began_step: int = NO_STEP  # the step at which the unfinished training of earlier launches began
     saved_step: int = NO_STEP  # the newest step visible on disk
     earlier: Earlier = Earlier()  # the goodput of earlier launches
     knows_imports: bool = False  # the program's imports are known, so a standby can be made before the first start
@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True):
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # the machines of remote tasks
     adopted: Mapping[TaskId, AdoptedTask] = msgspec.field(default_factory=dict)
     host: str = ""  # this machine, if the run spans several
-    habit: SaveHabit = STEPS  # observed in the program's last start
+    habit: SaveHabit = STEPS  # the program's, as the last launch observed it
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
 
     def host_of(self, task: TaskId) -> str:

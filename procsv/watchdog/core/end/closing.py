@@ -26,14 +26,17 @@ class Closing:
         self.is_stopped = False  # it ended before the training was complete
 
     def advance_closing(self, now_s: float) -> list[Action]:
-        """Take one more step towards the end of the run."""
+        """Return what is to be done now that no task runs: end the services, then quit.
+
+        Called after every event while no task runs, until the run has ended.
+        """
         wanted = self._ending.begin_closing(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:
             if not service.is_over:
                 wanted += self._end_service(service, is_late=now_s >= end_s)
-        is_hopeless = now_s >= end_s + TREE_S_MAX  # processes were killed and do not disappear
+        is_hopeless = now_s >= end_s + TREE_S_MAX  # killed processes still exist
         is_prepared = any(task.standby_is_alive for task in self._roster.tasks.values())
         is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
         return [*wanted, *self.quit(now_s)] if is_hopeless or is_gone else wanted
@@ -61,14 +64,18 @@ class Closing:
         return self._roster.chief.unsettled is None or not service.spec.keeps_state
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
-        """Whether a service is still starting, in a run where no task has ever connected or
-        trained. The end of the run does not wait for such a service.
+        """Whether the end of the run need not wait for this service.
+
+        That is so if the service does not serve yet, and no task has ever connected or trained.
         """
         was_connected = any(task.was_connected for task in self._roster.tasks.values())
         return not service.is_up and not was_connected and not self._has_had_state()
 
     def _has_had_state(self) -> bool:
-        """Whether there was anything to save. A short training may end before its task connects."""
+        """Whether the chief had anything to save.
+
+        A short training may end before the watchdog has handled its Hello.
+        """
         chief = self._roster.chief
         return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
@@ -100,7 +107,7 @@ class Closing:
         return [*wanted, Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, restarts_elsewhere)]
 
     def _why_not_resumable(self) -> str:
-        """Say why the same command would start from the beginning; "" if it resumes."""
+        """Return why the same command would start from the beginning; "" if it would resume."""
         chief = self._roster.chief
         if self._roster.settings.observes or self._ending.restarts_elsewhere or chief.progress.is_kept_elsewhere:
             return ""
@@ -113,8 +120,11 @@ class Closing:
         return "the program deletes its checkpoints when it starts" if chief.deletes_logdir else ""
 
     def _code_without_state(self) -> int:
-        """Return the program's own exit code, if it ended by itself. 75 would promise that the same
-        command resumes.
+        """Return the exit code of a stopped run that cannot be resumed.
+
+        Code 75 would promise that the same command resumes. So the code is the program's own, if
+        the program chose one after it was asked to stop. Otherwise it is 70, for example if a
+        session of procsv ended the program, or if the run lost a machine.
         """
         chief = self._roster.chief
         last, is_asked = chief.record.last_exit, chief.stopping.is_told
@@ -127,7 +137,7 @@ class Closing:
         return exit_codes.GAVE_UP if is_ours else last.code
 
     def _tell_failure(self, why: str) -> list[Action]:
-        """Report why the run failed, unless that was reported when it was decided."""
+        """Return the reports of why the run failed, without what was reported before."""
         if any(task.next.was_end for task in self._roster.given_up()):
             return []
         chief = self._roster.chief
@@ -135,7 +145,7 @@ class Closing:
         return [told] if why == self._ending.failure else [told, Say(f"gave up: {why}", is_bad=True)]
 
     def _why_failed(self) -> str:
-        """Say why the run ends with exit code 70; "" if it does not."""
+        """Return why the run has failed; "" if it has not."""
         if given_up := self._roster.given_up():
             return given_up[0].gave_up
         if self._ending.failure:

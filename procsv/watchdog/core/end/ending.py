@@ -1,12 +1,12 @@
 """End a run, whatever the reason, by ending its tasks in order.
 
-Used by run.py. Pure. Once no task runs any more, the services end, and the run with them
-(closing.py):
+Used by run.py. Pure. Once no task runs any more, closing.py ends the services and then the run:
 
     stop asked, training done, or given up
-      -> the trainer ends                                       (its share of the grace, then it is killed)
-      -> TrainerExited to the checkpoint service, FlushDone     (what the trainer had is on disk)
-      -> Finish to both services, which exit
+      -> the trainer ends           (it has its share of the grace period, then it is killed)
+      -> TrainerExited is sent to the checkpoint service
+      -> FlushDone is the answer    (the trainer's last state is on disk, or cannot be saved)
+      -> Finish is sent to both services, which exit
       -> Quit
 """
 
@@ -31,7 +31,11 @@ from procsv.watchdog.core.task.lifecycle import TaskState
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to ask of each task. `at_once`: the tasks to end without waiting for their program."""
+    """What to ask of each task.
+
+    `why`: the reason, for the journal and people. `reason`: the one that the last checkpoint
+    records. `at_once`: the tasks to kill instead.
+    """
 
     why: str
     reason: Reason = "final"
@@ -39,29 +43,35 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class EndOrder(msgspec.Struct):
-    """Decides which tasks to ask to end now: workers and evaluators, then the chief, which saves,
-    then the servers.
+    """Decide which tasks to ask to end now.
 
-    The chief's last state contains what the workers have trained, and is read from the servers. The
-    other members of a gang, and workers that only serve a coordinator, come after the chief: it
-    cannot end its step without them, and it has saved what they hold.
+    Workers and evaluators end first, then the chief, then the servers. The chief saves as it ends:
+    its last state contains what the workers have trained, and is read from the servers, if any.
+    Two kinds of tasks end only after the chief: the other members of a gang, and workers that only
+    run functions for the chief (TensorFlow's ClusterCoordinator). The chief cannot end its step
+    without them, and it saves what they hold.
     """
 
     chief: TaskId
     request: Request | None = None
     _told: set[TaskId] = msgspec.field(default_factory=set)
-    _chief_s: float = 0.0  # when the chief's turn comes, whatever the workers do
+    _chief_s: float = 0.0  # when the chief is asked at the latest, even if workers still run
 
     def begin_end(self, request: Request, now_s: float) -> None:
-        """Begin to end the tasks. A second request asks the tasks in `at_once` again."""
+        """Begin to end the tasks.
+
+        A second request replaces the first one. The tasks in its `at_once` are asked again.
+        """
         if self.request is None:
             self._chief_s = now_s + HEAD_START_S
         self.request = request
         self._told -= request.at_once
 
     def take_due(self, running_on: Collection[TaskId], now_s: float, needed: Collection[TaskId] = ()) -> list[TaskId]:
-        """Return the tasks of `running_on` whose turn it is. `needed`: the tasks that the chief
-        needs to end a step.
+        """Return the tasks to ask now, each task once.
+
+        `running_on`: the tasks that have not ended. `needed`: the tasks without which the chief
+        cannot end its step.
         """
         if self.request is None:
             return []
@@ -89,19 +99,19 @@ BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED,
 
 
 class Ending:
-    """Decides when and how the run ends. Its public attributes are unset while the run goes on."""
+    """Decide when and how the run ends. While the run goes on, the public attributes are empty."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster, self._grace_s = roster, roster.settings.launch.grace_s
         self.stop_source = ""  # who asked for the end; set before anything else is done
-        self.failure = ""  # why the run cannot continue, if the cause is not the trainer
+        self.failure = ""  # why the run cannot continue, if that is not a task's fault
         self.is_taken = False  # another machine has taken the logdir
-        self.lost_host = ""  # the machine whose loss ends the run; the program's exit code does not show it
-        self.restarts_elsewhere = False  # it ends to begin again at once on the remaining machines
+        self.lost_host = ""  # the machine whose loss ends the run
+        self.restarts_elsewhere = False  # the run ends only to restart at once on the remaining machines
         self.services_s: float | None = None  # the services' deadline, once no task runs any more
-        self._stop_s = 0.0
-        self._starts_are_over = False  # the hosts know that there are no more starts
-        self._others_are_stopped = False  # the other tasks were ended after the chief, or after one was given up
+        self._stop_s = 0.0  # when the stop was asked
+        self._starts_are_over = False  # EndStarts was sent
+        self._others_are_stopped = False  # the chief has ended, or a task was given up, so the other tasks are ended
         self._order = EndOrder(roster.chief.task)
 
     @property
@@ -113,14 +123,18 @@ class Ending:
 
     # -- what ends it --------------------------------------------------------------------------------------
     def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> list[Action]:
-        """End the run on request. `killed`: the tasks to kill without asking them first."""
+        """End the run on request. `killed`: the tasks to kill without asking them first.
+
+        A second request asks the tasks again only if it says `now`. If it names no spare, the run
+        no longer restarts elsewhere.
+        """
         wanted: list[Action] = []
         again, running_on, chief = bool(self.stop_source), self._roster.running_on(), self._roster.chief
         self.restarts_elsewhere = bool(event.spare) and (self.restarts_elsewhere or not again)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
-            wanted.append(WriteRun())  # before any signal: nothing is restarted from here on
+            wanted.append(WriteRun())  # first, so that run.json records the stop before any signal is sent
             wanted += self._wake_services()
             if event.is_notice:
                 notice = entries.PreemptNotice(grace=self._grace_s, source=event.source)
@@ -130,7 +144,7 @@ class Ending:
             handled = all(task.progress.handles_stop for task in running_on)
             text = wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare, is_handled=handled)
             wanted.append(Say(text))
-        if self.services_s is not None:  # no task runs; the services get no more time than a stop gives them
+        if self.services_s is not None:  # no task runs, so shorten the services' deadline to what a stop allows
             self.services_s = min(self.services_s, self._services_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an immediate stop" if event.now else event.source
@@ -141,11 +155,10 @@ class Ending:
     def service_lost(
         self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]
     ) -> list[Action]:
-        """End the run after the loss of a critical service: ask the program to stop, then end
-        everything.
+        """End the run after the loss of a critical service; otherwise only report the loss.
 
-        A task that has not received its state yet will never get it from a lost service, so it is
-        not waited for.
+        The tasks are asked to stop. If the lost service keeps the state, tasks that have not
+        received their state yet will never get it, so they are killed at once.
         """
         said = "\n".join(f"  {line}" for line in last_lines)
         if self._roster.settings.observes or not service.spec.is_critical:
@@ -162,10 +175,10 @@ class Ending:
         return [told, WriteRun()]
 
     def host_lost(self, lost: TaskLost, now_s: float) -> list[Action]:
-        """End the run after the loss of a machine, with what is saved.
+        """End the run after the loss of a machine: the other tasks save and stop.
 
-        The run begins again if a spare machine can take over. Otherwise its scheduler must start it
-        again.
+        If a spare machine can take over, the run restarts at once. Otherwise a user or a scheduler
+        must launch it again.
         """
         if self.has_begun:
             return []
@@ -175,16 +188,20 @@ class Ending:
         return self.stop_asked(asked, now_s, at_once)
 
     def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
-        """Return the tasks to end at once, because all begin again and these have nothing to save:
-        all tasks, if the chief needs `lost` to end a step; otherwise all but chief and servers.
+        """Return the tasks to kill at once before all tasks restart: they have nothing to save.
+
+        If the chief cannot end its step without `lost`, these are all tasks. Otherwise they are all
+        tasks but the chief and the servers.
         """
         tasks, chief = self._roster.tasks, self._roster.chief.task
         is_stuck = lost.role == PS or lost in self._roster.gang.members
         return frozenset(task for task in tasks if is_stuck or not (task == chief or task.role == PS))
 
     def logdir_taken(self, by: str, now_s: float) -> list[Action]:
-        """End the program at once: nothing more may be written to the logdir, so its state in
-        memory is useless.
+        """End the run because another machine has taken its logdir.
+
+        The run may no longer write there, so the state in memory is useless. Kill the tasks, but
+        only ask an observed program to end.
         """
         if self.is_taken:
             return []
@@ -200,8 +217,9 @@ class Ending:
 
     # -- the tasks -----------------------------------------------------------------------------------------
     def advance_end(self, now_s: float) -> list[Action]:
-        """Do what the state of all tasks requires: end the other tasks, or restart a gang whose old
-        processes are gone.
+        """Return what the state of all tasks requires.
+
+        End the other tasks once the run is over. Restart a gang once its old processes are gone.
         """
         roster, gang = self._roster, self._roster.gang
         if gang.failure and not self.has_begun:
@@ -224,12 +242,13 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether the chief has ended for good, or a task was given up that the run needs."""
+        """Whether the chief has ended and will not restart, or a needed task was given up."""
         return self._roster.chief.ends_run or bool(self._roster.given_up())
 
     def _has_lost_server(self) -> bool:
-        """Whether a server has ended before the tasks that it serves. It is not restarted, because
-        the run ends.
+        """Whether a parameter server that had served has ended.
+
+        The run is ending, so that server will not restart.
         """
         servers = [
             task for name, task in self._roster.tasks.items() if name.role == PS and task is not self._roster.chief
@@ -241,15 +260,16 @@ class Ending:
         self._order.begin_end(request, now_s)
 
     def _end_tasks(self, now_s: float) -> list[Action]:
-        """Ask the tasks whose turn it is to end. Repeat this while there are any: a task without a
-        process ends immediately, and the next may have its turn.
+        """Ask the tasks to end whose turn it is, until no further task is due.
+
+        A task without a process ends immediately, so the next task may be due at once.
         """
         wanted: list[Action] = []
         roster, followers = self._roster, self._roster.gang.followers
         needed = followers | {one.task for one in roster.running_on() if one.is_serving and one is not roster.chief}
         while (request := self._order.request) is not None:
-            # Followers cannot end a step without the chief, so they are ended at once, unless the chief was done: then
-            # they may be ending by themselves, too.
+            # The followers cannot end a step without the chief, so kill them at once. If the chief has completed the
+            # training, ask them instead: they may be about to end by themselves.
             lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
@@ -261,7 +281,7 @@ class Ending:
 
     # -- the services --------------------------------------------------------------------------------------
     def begin_closing(self, now_s: float) -> list[Action]:
-        """No task runs any more: set the services' deadline."""
+        """Set the services' deadline, unless it is set. Called once no task runs any more."""
         if self.services_s is not None:
             return []
         finish_s_max = max((one.spec.finish_s_max for one in self._roster.services.values()), default=0.0)
@@ -269,15 +289,17 @@ class Ending:
         return [WriteRun(), *self._wake_services()]
 
     def _services_s(self, now_s: float) -> float:
-        """Return a stopped run's deadline for its services. With 25 s of grace it is 22 s after the
-        stop, but at least 5 s from now.
+        """Return when the services of a stopped run must have ended.
+
+        With 25 s of grace, that is 22 s after the stop, but at least 5 s from now.
         """
         after_stop_s = self._stop_s + self._grace_s * (TRAINER_SHARE + SERVICES_SHARE)
         return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)
 
     def _wake_services(self) -> list[Action]:
-        """Send SIGCONT to the services: one that is stopped (SIGSTOP) would not receive the message
-        that the run ends. The others ignore it.
+        """Send SIGCONT to the services. A service that runs ignores it.
+
+        A service that is stopped (SIGSTOP) would not receive the message that the run ends.
         """
         running = [service for service in self._roster.services.values() if service.pid]
         return [Signal(service.task, service.incarnation, signal.SIGCONT) for service in running]

@@ -1,1 +1,1 @@
-"""Detect hangs of trainers and services, and end hung processes in escalating steps."""
+"""Detect hangs of trainers and services, and end hung processes with ever stronger signals."""

@@ -1,17 +1,18 @@
 """End a hung process: dump its stacks first, then SIGABRT, then SIGKILL to its whole tree.
 
-Used by trainer.py for the trainer, by services.py for a service. Pure. The ladder, in seconds since
-the hang was found:
+Used by trainer.py for a trainer, by services.py for a service. Pure. We call the steps a ladder.
+These are the defaults, in seconds since the hang was found:
 
-     0.0    hang_detected is journaled; faulthandler writes the main thread's stack: being C, it can
-            do so even while a thread holds the GIL
-     2.5    it writes all stacks, which may kill the process (BY_ITS_DUMP)
+     0.0    hang_detected is journaled; a signal makes faulthandler write the main thread's stack.
+            faulthandler is written in C, so it works even while a thread holds the GIL
+     2.5    another signal makes it write all stacks, which may crash the process (BY_ITS_DUMP)
      5.0    SIGABRT: faulthandler writes once more, and the process dies
-    15.0    SIGKILL to the tree
-    45.0    a trainer is called unkillable (trainer.py): no second one is started beside it
+    15.0    SIGKILL to the process tree
+    45.0    a trainer that still exists is unkillable (stopping.py): no other one is started
 
-A stopped process (SIGSTOP) gets the dump signals, SIGABRT and SIGCONT together, 5 s after it was
-found: it is woken only to die. SIGKILL follows at 15 s as above.
+A stopped process (SIGSTOP) cannot handle signals. It gets the dump signals, SIGABRT and SIGCONT
+together, 5 s after the hang was found, so it runs only to write its stacks and die. SIGKILL follows
+at 15 s as above.
 """
 
 from __future__ import annotations
@@ -33,30 +34,30 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
 DUMPS = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL)
-# Until the bootstrap has armed faulthandler, a dump signal kills the process.
+# Signals of ours that can end the process. A dump signal does so until the bootstrap has armed faulthandler.
 ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)
-# A dump can crash the process: faulthandler reads the frames of threads that keep running.
+# Signals that end the process if the dump of all stacks crashes it: faulthandler reads the frames of running threads.
 BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)
 
 
-L = TypeVar("L", Liveness, ServiceLiveness)  # a trainer's, or a service's
+L = TypeVar("L", Liveness, ServiceLiveness)  # for a trainer, or for a service
 
 
 @dataclass(slots=True)
 class HangEscalation(Generic[L]):
-    """Whether the process of a running task hangs, and how far its ending has come."""
+    """Whether the process of a task or service hangs, and which steps have been taken to end it."""
 
     task: TaskId
     liveness: L
     launch: LaunchSettings
     hang: Hang | None = None
-    was_stopped: bool = False  # frozen by SIGSTOP when it was found
+    was_stopped: bool = False  # by SIGSTOP, when the hang was found
     _found_s: float = 0.0
     _dump_s: float | None = None
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = False
-    _was_dumped: bool = False  # all its stacks were requested
+    _was_dumped: bool = False  # a dump of all its stacks was requested
 
     def start_watch(self, now_s: float) -> None:
         self.liveness.start_watch(now_s)
@@ -64,12 +65,12 @@ class HangEscalation(Generic[L]):
         self._dump_s = self._abort_s = self._kill_s = None
 
     def end_watch(self) -> None:
-        """It is dead, or was asked to stop, which has a deadline of its own."""
+        """Stop watching: the process is dead, or was asked to stop. A stop has its own deadline."""
         self._watches = False
         self._dump_s = self._abort_s = self._kill_s = None
 
     def is_found(self, beat: Heartbeat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
-        """Read the heartbeat; True once, when the process is found hanging."""
+        """Read the heartbeat. Return True once, when the process is found to hang."""
         if not self._watches or self.hang is not None:
             return False
         self.liveness.read_heartbeat(beat, now_s, waits_for_disk)
@@ -77,8 +78,9 @@ class HangEscalation(Generic[L]):
         return self.hang is not None
 
     def goes_on(self, beat: Heartbeat | None, now_s: float) -> float | None:
-        """Return the seconds without progress when a hung process that was left alone progresses
-        again; otherwise None.
+        """Check whether a hung process that was left alone makes progress again.
+
+        If so, return how many seconds it made none; otherwise None.
         """
         hang = self.hang
         if not self._watches or hang is None:
@@ -90,7 +92,7 @@ class HangEscalation(Generic[L]):
         return hang.seconds + now_s - self._found_s
 
     def report_hang(self, incarnation: int, now_s: float, then: str) -> list[Action]:
-        """Report the hang to the journal and the user. `then`: what will be done about it."""
+        """Report the hang to the journal and the user. `then`: what procsv does about it."""
         hang = self.hang
         assert hang is not None, "a report without a hang"
         self._found_s = now_s
@@ -101,10 +103,10 @@ class HangEscalation(Generic[L]):
         return [WriteEntry(detected, self.task, incarnation), Say(text, is_bad=True)]
 
     def start_escalation(self, incarnation: int, now_s: float) -> list[Action]:
-        """Report the hang, and take the first rung of the ladder."""
+        """Report the hang, and take the first step of the ladder."""
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
-        if not self.was_stopped:  # a process that was frozen by a signal is not slow
+        if not self.was_stopped:  # a stopped process is not a slow one, so it does not double the limit
             self.liveness.count_hang(hang)
         wanted: list[Action] = self.report_hang(incarnation, now_s, "ending it")
         self._abort_s = now_s + self.launch.hang_abort_s
@@ -114,7 +116,7 @@ class HangEscalation(Generic[L]):
         return wanted
 
     def climb(self, incarnation: int, now_s: float) -> list[Action]:
-        """Take the rungs of the ladder that are due, all but the last."""
+        """Take the steps of the ladder that are due, except SIGKILL (`is_to_be_killed`)."""
         numbers: list[int] = []
         if self._dump_s is not None and now_s >= self._dump_s:
             self._dump_s, self._was_dumped = None, True
@@ -125,7 +127,7 @@ class HangEscalation(Generic[L]):
         return [Signal(self.task, incarnation, number) for number in numbers]
 
     def is_to_be_killed(self, now_s: float) -> bool:
-        """True once, when the last rung is due, SIGKILL."""
+        """Return True once, when SIGKILL is due; otherwise False."""
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None
             return True
@@ -135,7 +137,7 @@ class HangEscalation(Generic[L]):
         return min((due_s for due_s in (self._dump_s, self._abort_s, self._kill_s) if due_s is not None), default=None)
 
     def evidence(self, exit: Exit, stacks: str) -> str:
-        """Say why it is dead, if that is the hang; "" otherwise."""
+        """Describe the hang that the process was ended for; "" if its exit has another cause."""
         ours = (*ENDED_BY_US, *BY_ITS_DUMP) if self._was_dumped else ENDED_BY_US
         if self.hang is None or exit.signal not in ours:
             return ""
@@ -143,7 +145,10 @@ class HangEscalation(Generic[L]):
         return self._what() + (f"; its main thread was in {where}" if where else "") + f"; ended with {exit}"
 
     def name_failure(self, stacks: str) -> str:
-        """Name the hang, always in the same words for the same place; "" without one."""
+        """Name the hang; "" without a hang.
+
+        A hang at the same place always gets the same name, so that repeats can be counted.
+        """
         if self.hang is None:
             return ""
         where = where_it_stood(stacks)

@@ -1,22 +1,24 @@
-"""Judge whether a service is alive: its main loop must run, and its jobs must progress.
+"""Judge whether a service is alive: its main loop must run, and its jobs must make progress.
 
 Used by escalation.py, for services.py. Pure: heartbeat, time, and what the process is doing are
 arguments.
 
-    what                                          at most
-    its first beat                                300 s    (import)
-    its main loop completes an iteration          60 s     (service); normally at least once a second
-    the same, while it writes records itself      900 s    (save)
-    its job progresses: a MiB written or read,    300 s    half of the shorter of (restore) and (save)
-    an fsync, a rename
+    until the service                              may pass
+    sends its first heartbeat                      300 s    (import)
+    ends an iteration of its main loop,            60 s     (service)
+    which usually takes less than a second
+    does so, if the main loop writes records       900 s    (save)
+    makes progress in a job: it has written or     300 s    half of the shorter of
+    read a MiB, or ended an fsync or a rename               (restore) and (save)
 
-The word in parentheses is the phase of --hang-limits that sets the limit. A trainer may be waiting
-for the job of a service. With half of that phase's limit, the service is found to hang first.
+The word in parentheses is the phase of --hang-limits that sets the limit. While a service works on
+a job, a trainer may wait for it, in phase restore or save. The job has half of the trainer's limit,
+so that a hang is found in the service, not in the trainer.
 
-Both services do little on their main thread, so a beat from it does prove something. Time that a
-thread of the service spends waiting for a disk (state D) does not count: a disk may be arbitrarily
-slow, and a thread that waits for it cannot be killed. Time in which the watchdog itself did not
-look does not count either.
+In a service, a heartbeat shows that the main loop runs, because the main thread of both services
+does little work. Two kinds of time do not count. One is the time that a thread of the service waits
+for a disk (state D): a disk may be arbitrarily slow, and a thread that waits for it cannot be
+killed. The other is the time in which the watchdog itself did not look.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 
 LIMITS_S = {"import": 300.0, "save": 900.0, "restore": 600.0}  # unless the user has set the phase's limit
-QUIET_S_MIN = 2.0  # after this long without a beat or without progress of a job, look at its process
+QUIET_S_MIN = 2.0  # after this long without a heartbeat, or without progress in a job, check what the process is doing
 DOUBLED_MAX = 6  # how many times a limit is doubled at most
 
 
 class ServiceLiveness(msgspec.Struct):
-    """The liveness of one service through all its processes. The count of hangs survives them until
-    a job is done.
+    """The liveness of one service, through all its processes.
+
+    The count of hangs goes on from one process to the next, until a process has finished a job.
     """
 
     launch: LaunchSettings
@@ -52,12 +55,13 @@ class ServiceLiveness(msgspec.Struct):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is worth checking what its process is doing."""
+        """Whether to check what the process is doing: it has shown no progress for QUIET_S_MIN."""
         return max(self._silent_s, self._still_s) >= QUIET_S_MIN
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """Read the current heartbeat, None before the first, and whether a thread of the process
-        waits for a disk.
+        """Read the current heartbeat; None before the first one.
+
+        `waits_for_disk`: a thread of the process waits for a disk.
         """
         passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s, last = now_s, self._last
@@ -70,7 +74,7 @@ class ServiceLiveness(msgspec.Struct):
             self._hangs = 0
 
     def hang(self, now_s: float) -> Hang | None:
-        """Return the hang if a deadline has passed."""
+        """Return the hang if a limit is exceeded; otherwise None."""
         if not self.launch.watches_for_hangs:
             return None
         begins = self._last is None
@@ -85,7 +89,9 @@ class ServiceLiveness(msgspec.Struct):
         return None
 
     def count_hang(self, hang: Hang) -> None:
-        """Count a hang that is acted on. The next process gets twice the time, until one has done a
+        """Count a hang for which the process is ended.
+
+        The limits double with each such hang, and are normal again once a process has finished a
         job.
         """
         self._hangs += 1

@@ -1,8 +1,8 @@
-"""Parse faulthandler's stacks, and tracebacks, and find the frame that matters.
+"""Parse faulthandler's stacks and Python's tracebacks, and find the frame that matters.
 
-Used by escalation.py, causes.py and services.py. Pure: text in, words out. A dump has only the main
-thread, or lists all threads from the newest to the oldest, which is the main thread. Each thread
-lists its innermost frame first.
+Used by escalation.py, causes.py and services.py. Pure: text in, words out. A dump of faulthandler
+shows either the main thread alone, or all threads from the newest to the oldest. The oldest is the
+main thread. Each thread lists its innermost frame first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RAISED = "Traceback (most recent call last):\n"
 _FRAME_RAISED = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 
-# Frames in here are not the program's own.
+# Frames of files below these paths are not the program's own.
 _LIBRARIES = tuple({*sysconfig.get_paths().values(), str(Path(procsv.__file__).parent), "<frozen", "<string>"})
 
 
@@ -46,13 +46,13 @@ class Stack(msgspec.Struct, frozen=True):
 
     @property
     def is_alone(self) -> bool:
-        """Whether only this thread's stack was requested."""
+        """Whether the dump was requested for this thread alone."""
         return self.title.startswith("Stack ")
 
     @property
     def is_current(self) -> bool:
-        """Whether it was running when the dump was made; after a crash, it is the thread that
-        crashed.
+        """Whether this thread was running when the dump was made. After a crash, this is the thread
+        that crashed.
         """
         return self.title.startswith("Current ")
 
@@ -60,8 +60,8 @@ class Stack(msgspec.Struct, frozen=True):
 def read_stacks(text: str) -> list[Stack]:
     """Return the threads of the first dump in `text`, in its order.
 
-    An error line ("Fatal Python error") ends the dump that precedes it; if `text` begins with one,
-    the dump follows it.
+    A line "Fatal Python error" ends a dump that comes before it. If no dump comes before that line,
+    the first dump follows it.
     """
     found: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
@@ -76,23 +76,27 @@ def read_stacks(text: str) -> list[Stack]:
 
 
 def where_it_stood(text: str) -> str:
-    """Say where the main thread was: the program's own innermost frame, and the library's frame
-    that it had called.
+    """Return where the main thread was; "" if `text` has no dump.
+
+    That is the program's own innermost frame, and the innermost frame of the library that it had
+    called.
     """
     stacks = read_stacks(text)
     return _describe(next((stack for stack in stacks if stack.is_alone), stacks[-1])) if stacks else ""
 
 
 def where_it_crashed(text: str) -> str:
-    """Say where the thread hit by a fatal signal was; "" without such a dump."""
+    """Return where the thread was that a fatal signal hit; "" if `text` has no such dump."""
     fatal = _FATAL.search(text)
     current = [stack for stack in read_stacks(text[fatal.start() :]) if stack.is_current] if fatal else []
     return _describe(current[0]) if current else ""
 
 
 def where_it_was_raised(traceback: str) -> str:
-    """Return the frame that raised an exception: the program's own innermost one, otherwise the
-    innermost.
+    """Return the frame that raised an exception; "" if there is no traceback.
+
+    That is the innermost frame of the program's own files, or the innermost frame of all if none
+    is from these files.
     """
     frames: list[Frame] = []
     for line in traceback.rpartition(_RAISED)[2].splitlines():  # the last traceback, if its causes have their own

@@ -3,37 +3,39 @@
 Used by escalation.py. Pure: heartbeat, activity and time are arguments. Two things count as
 progress. One is in the heartbeat: a new phase, a new step, a finished call of the session, a
 replayed batch, an imported module. The other is activity of the program's processes (TreeActivity):
-CPU time, I/O, output. That a process answers or beats proves nothing: one of its threads may do
-that while training is stuck.
+CPU time, I/O, output. A heartbeat alone does not count, because one thread may write it while
+training is stuck in another. The last column says whether activity counts as progress:
 
-    phase     what                                                  at most               activity is progress
-    step      a step is under way                                   20 x the median step, no
-                                                                    within 120 s and 1800 s
-    step      with --hang-timeout: from one step to the next        as set                no
-    program   callbacks, evaluations, the code between two calls    1800 s                yes
+    phase     what                                                  at most            activity
+    step      a step is under way                                   20 x the median    no
+                                                                    step, but 120 s to
+                                                                    1800 s
+    step      with --hang-timeout: from one step to the next        as set             no
+    program   callbacks, evaluations, the code between two calls    1800 s             yes
               of a session or of `step()`, between two trainings
-    import    until the program asks for its session                1800 s                yes
-    connect   until the state is being loaded                       1800 s                yes
-    restore   the state is being restored                           1800 s                yes
-    compile   until the first step has ended, a replay included     1800 s                yes
-    save      the last checkpoint, a Saver's own                    1800 s                yes
-    stop      threads are joined; if the main module has returned,  1800 s                yes
+    import    until the program asks for its session                1800 s             yes
+    connect   until the state is being loaded                       1800 s             yes
+    restore   the state is being restored                           1800 s             yes
+    compile   until the first step has ended, a replay included     1800 s             yes
+    save      the last checkpoint, a Saver's own                    1800 s             yes
+    stop      threads are joined; if the main module has returned,  1800 s             yes
               this is not a hang, and the program is complete
-    serve     a parameter server, while other tasks need it         10 s of silence       no
+    serve     a parameter server, while other tasks need it         10 s of silence    no
 
-Only a step is short and predictable: a callback may upload a model or wait for another program, and
-take any time.
+Only a step is short and predictable. A callback may take any time: it may upload a model, or wait
+for another program.
 
-Before its first session a program shows only its activity, and it may not be training at all. If
-it does nothing, it is only suspected of a hang, which is reported. If an earlier attempt had a
-session, the program does train, and doing nothing is a hang.
+Before its first session, a program shows only its activity, and it may not be training at all. If
+such a program does nothing, the watchdog suspects a hang and reports that, but does not end the
+program. If an earlier attempt had a session, the program does train. Then doing nothing is a hang.
 
-A limit may be wrong. After each hang the next attempt gets twice the time. If it exceeds the old
-limit and then continues, that limit was too short: it stays doubled, which is reported once.
+A limit may be too short. After each hang, the next attempt gets twice the time. If that attempt
+exceeds the old limit and then makes progress, the old limit was too short. The limit stays doubled,
+and this is reported once.
 
-`procsv.extend(seconds)` moves any deadline. Time in which the watchdog itself did not look (it or
-the whole machine was stopped) does not count, nor does time in which the task waits for another
-(`find_awaited`).
+`procsv.extend(seconds)` extends any deadline. Two kinds of time do not count: time in which the
+watchdog itself did not look, because it or the whole machine was stopped, and time in which the
+task waits for another task (`find_awaited`).
 """
 
 from __future__ import annotations
@@ -47,16 +49,17 @@ import msgspec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase
 
-LOOK_S_MAX = 10.0  # between two checks of all processes and threads of a program, which cost a few milliseconds
-LOOKS_PER_LIMIT = 8
+# The longest time between two checks of all processes and threads of a program. A check costs a few milliseconds.
+LOOK_S_MAX = 10.0
+LOOKS_PER_LIMIT = 8  # at least this many checks within a limit
 
 
 class TreeActivity(msgspec.Struct):
-    """Whether any process of a program has done anything, where procsv cannot look inside the
-    program.
+    """Whether any process of a program has done anything.
 
-    The activity is a number that changes whenever a thread of the program has run. A thread that
-    makes a system call or writes output has run; a thread that waits has not.
+    This is used where the heartbeat does not show what the program does. The activity is a number
+    that changes whenever a thread of the program has run. A thread that makes a system call or
+    writes output has run; a thread that waits has not.
     """
 
     _last: int | None = None
@@ -79,8 +82,9 @@ class TreeActivity(msgspec.Struct):
         self._last, self._looked_s = activity, now_s
 
     def idle_s(self, now_s: float) -> float:
-        """Return how long nothing has run; 0.0 except right after a check, because it may have run
-        since.
+        """Return how long nothing has run, if the check was made right now.
+
+        Otherwise return 0.0: something may have run since the check.
         """
         return self._idle_s if now_s == self._looked_s else 0.0
 
@@ -93,18 +97,18 @@ STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # bounds of the learned limit
 STEP_MEDIANS = 20.0  # the learned limit is this many median steps
 STEPS_KNOWN_MIN = 3  # steps measured before the median is used; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # the median covers this many of the latest steps
-LOOK_GAP_S_MAX = 5.0  # a gap between two checks counts as at most this much, and as at most half of the limit
-TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps, callbacks and its own code
+LOOK_GAP_S_MAX = 5.0  # a longer pause between two checks counts as this long; half of the limit is another bound
+TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps and other code
 WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
 DOUBLED_MAX = 10  # how many times a limit is doubled at most
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases without a session; STOP: the program has returned
-# A heartbeat older than this only makes a trainer suspect. A server with such a heartbeat hangs: it has nothing to do
-# but to be there, and tasks that wait for a frozen server get no error.
+# A trainer whose heartbeat is older than this is only suspected of a hang. A parameter server with such a heartbeat
+# hangs: it has nothing to do but to serve, and tasks that wait for a frozen server get no error.
 SILENT_S_MIN = 10.0
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """No progress for longer than the phase allows."""
+    """A process has made no progress for longer than its phase allows."""
 
     phase: Phase
     seconds: float
@@ -127,7 +131,7 @@ class StepTimes(msgspec.Struct):
 
     known_s: float = 0.0
     _measured: deque[float] = msgspec.field(default_factory=deque)
-    # The same, sorted, because the median of every task is read every second.
+    # The same times, sorted, because the median of every task is read every second.
     _sorted: list[float] = msgspec.field(default_factory=list)
 
     def add_step(self, seconds: float) -> None:
@@ -153,31 +157,34 @@ class StepTimes(msgspec.Struct):
 
 
 class Liveness(msgspec.Struct):
-    """The liveness of one task through all its trainers. `steps` and the record of hangs survive
-    each trainer.
+    """The liveness of one task, through all its trainers.
+
+    `steps` and the counts of hangs are kept from one trainer to the next.
     """
 
     launch: LaunchSettings
     steps: StepTimes
-    # The times of the task's own calls. Steps do not show them: with several tasks, the global step rises for all.
+    # The times of the task's own calls. `steps` does not show them: with several tasks, the calls of all tasks raise the
+    # same global step.
     calls: StepTimes = msgspec.field(default_factory=StepTimes)
     _last: Heartbeat | None = None
     _quiet_s: float = 0.0  # observed time since the last progress
     _looked_s: float = 0.0
     _stepped_s: float | None = None  # when the step last rose
-    _called_s: float | None = None  # when its own last call ended
+    _called_s: float | None = None  # when the last call of this task ended
     _hang_step: int = -1  # the highest step at which a hang was found
-    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # by phase, until a step after _hang_step ends
+    # Hangs by phase, counted until the step exceeds _hang_step.
+    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)
     _has_session: bool = False  # the running trainer has, or had, a session
     had_session: bool = False  # this trainer or an earlier one had a session
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
     _is_training: bool = False  # the running trainer has made steps
-    _still_s: float = 0.0  # the longest time without any progress since the heartbeat last showed some
+    _still_s: float = 0.0  # the longest time without any progress since the heartbeat last showed progress
     _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # doublings of limits that proved too short
     _too_short: TooShort | None = None  # not reported yet
 
     def start_watch(self, now_s: float) -> None:
-        """A new trainer is started; what the previous one reported does not count for it."""
+        """Start to watch a new trainer. What the previous trainer reported no longer counts."""
         self._last, self._stepped_s, self._called_s, self._has_session = None, None, None, False
         self.calls = StepTimes()
         self._quiet_s = self._still_s = 0.0
@@ -185,32 +192,35 @@ class Liveness(msgspec.Struct):
         self._tree = TreeActivity()
 
     def see_session(self) -> None:
-        """The running trainer has a session, so that it is known to be training."""
+        """Note that the running trainer has a session, so the program does train."""
         self._has_session = self.had_session = True
 
     def wants_activity(self, now_s: float) -> bool:
-        """Whether to check if the program's processes do anything."""
+        """Whether it is time to check the activity of the program's processes."""
         if not self.launch.watches_for_hangs or not self._tree.is_due(self._limit_s, now_s):
             return False
         if not self._has_session:
             return True
-        # Most callbacks end soon, so only a slow one is worth a check.
+        # Most callbacks end soon, so check only when one is slow.
         return self._counts_activity and self._quiet_s >= min(LOOK_S_MAX, self._limit_s / LOOKS_PER_LIMIT)
 
     def read_activity(self, activity: int | None, now_s: float) -> None:
-        """Read a number that changes when a process of the program does anything; None if it was
-        not checked.
+        """Read the activity: a number that changes whenever a process of the program does anything.
+
+        None: the activity was not checked.
         """
         if activity is not None:
             self._tree.note_activity(activity, self._limit_s, now_s)
 
     def stand_by(self, now_s: float) -> None:
-        """It waits for another task: the time since the last check is not charged to it."""
+        """Do not count the time since the last check: the task waits for another task."""
         self._looked_s = max(self._looked_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """Read the current heartbeat; None before the first. `waits_for_disk` is ignored: a trainer
-        that waits for a disk makes no progress, either.
+        """Read the current heartbeat; None before the first one.
+
+        `waits_for_disk` is for services, and is ignored here: a trainer that waits for a disk makes
+        no progress.
         """
         if beat is not None and beat.phase not in WITHOUT_SESSION:
             self.see_session()
@@ -227,7 +237,10 @@ class Liveness(msgspec.Struct):
         self._measure_calls(last, beat, now_s)
 
     def _weigh_limit(self) -> None:
-        """It has progressed: check whether the limit that ended earlier attempts was too short."""
+        """After progress, check whether the limit that ended earlier attempts was too short.
+
+        If so, double the limit for the rest of the launch.
+        """
         phase, hangs = self.phase, self._hangs[self.phase]
         limit_s = self._limit_after(phase, self._doubled[phase])
         if hangs and self._still_s > limit_s:
@@ -236,7 +249,7 @@ class Liveness(msgspec.Struct):
             self._too_short = TooShort(phase, limit_s, self._still_s, self.limit_s(phase))
 
     def take_too_short(self) -> TooShort | None:
-        """Return a limit that has proved too short, if that is not reported yet."""
+        """Return a limit that has proved too short, once; None if there is none to report."""
         news, self._too_short = self._too_short, None
         return news
 
@@ -265,19 +278,23 @@ class Liveness(msgspec.Struct):
             self._hangs.clear()
 
     def hang(self, now_s: float) -> Hang | None:
-        """Return the hang if the deadline has passed, for a trainer that is known to open a
-        session.
+        """Return the hang if the limit is exceeded; otherwise None.
+
+        For a program that has had no session in any attempt, it is None, and `suspicion` applies.
         """
         return self._find(now_s) if self.had_session else None
 
     def suspicion(self, now_s: float) -> Hang | None:
-        """Return the same for a program that may not be training."""
+        """Return the same for a program that has not had a session in any attempt.
+
+        It may not be training at all.
+        """
         return self._find(now_s) if not self.had_session else None
 
     def _find(self, now_s: float) -> Hang | None:
         quiet_s = self._without_progress_s(now_s)
         self._still_s = max(self._still_s, quiet_s)
-        if quiet_s <= 0.0:  # true for most tasks most of the time
+        if quiet_s <= 0.0:  # a shortcut: this is true for most tasks most of the time
             return None
         limit_s = self._limit_s
         extended_s = self._last.extended_s if self._last is not None else 0.0
@@ -301,8 +318,11 @@ class Liveness(msgspec.Struct):
 
     @property
     def phase(self) -> Phase:
-        """The phase whose limit applies. In phase STEP it is PROGRAM while no step is certainly
-        running, because only a step has a learned limit; not if the user has set the limit.
+        """The phase whose limit applies.
+
+        If the heartbeat says STEP, but it is not certain that a step is running, this is PROGRAM:
+        the learned limit is for steps only. If the user has set a limit, this is STEP, because that
+        limit counts from one step to the next.
         """
         if self._last is None:
             return Phase.IMPORT
@@ -328,8 +348,10 @@ class Liveness(msgspec.Struct):
         return self.limit_s(self.phase)
 
     def count_hang(self, hang: Hang) -> None:
-        """Count a hang that is acted on. The next try gets twice the time, unless the user has set
-        the limit.
+        """Count a hang for which the trainer is ended.
+
+        The limit of the phase doubles for the next attempt, unless it is the user's limit for a
+        step.
         """
         self._hangs[hang.phase] += 1
         self._hang_step = max(self._hang_step, hang.step)
@@ -337,9 +359,9 @@ class Liveness(msgspec.Struct):
     def limit_s(self, phase: Phase) -> float:
         """Return how long `phase` may go without progress.
 
-        The limit doubles after each hang that led to no new step, so that a program that is only
-        slow (one that loads its data for an hour, for example) is not killed at the same place
-        forever.
+        The limit doubles after each hang, until the program trains a new step. So a program that is
+        only slow, because it loads its data for an hour, for example, is not killed at the same
+        place again and again.
         """
         return self._limit_after(phase, self._hangs[phase] + self._doubled[phase])
 
@@ -349,7 +371,7 @@ class Liveness(msgspec.Struct):
             return max(SILENT_S_MIN, STEP_MEDIANS * self.steps.median_s) * again
         if phase is not Phase.STEP:
             limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
-            # The first step is a step, too, and other code may always take as long as a step.
+            # A user who allows a long step also allows it for the first step, and for the code between steps.
             is_as_long = phase in (Phase.COMPILE, Phase.PROGRAM)
             return max(limit_s, self.launch.step_s_max or 0.0) if is_as_long else limit_s
         if self.launch.step_s_max is not None:
@@ -357,8 +379,9 @@ class Liveness(msgspec.Struct):
         return min(STEP_S_MOST, self.steps.limit_s * again)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the heartbeat itself has stopped: the process is frozen, or in a call that holds
-        the GIL. That does not prove a hang.
+        """Whether the heartbeat has stopped, which does not prove a hang.
+
+        The process may be stopped, or in a call that holds the GIL.
         """
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 

@@ -3,9 +3,10 @@
 Used by edge/resources/service_manager.py. Pure: facts about the run and the time go in, the lines
 of a datagram come out.
 
-    READY=1      once, at the first step; or when the program is known to have no session, or is complete
+    READY=1      once, at the first step; without one, when the program is known to have no session,
+                 or has completed the run
     STATUS=…     when the state changes, and every few seconds while the step rises
-    WATCHDOG=1   as often as the manager asks, while the event loop runs
+    WATCHDOG=1   about three times within the manager's limit, while the event loop runs
     STOPPING=1   once, at the end
 """
 
@@ -18,7 +19,7 @@ from procsv.base.terminal import printable
 from procsv.base.units import show_count
 
 STATUS_S = 5.0
-SHARE = 1 / 3  # of the manager's limit, after which the next sign of life is due
+SHARE = 1 / 3  # the next sign of life is due after this share of the manager's limit
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +37,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 class ManagerNews:
     def __init__(self, watchdog_s: float | None) -> None:
-        """`watchdog_s`: the manager kills after this time without a sign of life; None: it does
-        not.
+        """`watchdog_s`: the manager kills us after this many seconds without a sign of life; None:
+        it never does.
         """
         self._watchdog_s = watchdog_s
         self._is_ready = self._is_ending = False

@@ -1,4 +1,4 @@
-"""Render the status line of a launch on a terminal: facts and a width in, one line out.
+"""Render the status line of a launch on a terminal. Facts and a width go in, one line comes out.
 
 Used by edge/console.py. Pure; edge/screen.py draws the line.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RATE_S = 30.0  # the rate covers this much time
 LOOKS_MAX = 120  # readings kept for the rate
-SOON_S = 0.5  # a start that is closer than this is not announced with its time
+SOON_S = 0.5  # if the next start is due sooner than this, do not show how long it takes
 NAME_CHARS = 24  # of a loss's name
 _MARK, _BETWEEN = "▸ ", " · "
 _WORDS = {
@@ -47,7 +47,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct):
-    """Remembers what the line needs to know of the past."""
+    """Remember what the line shows about the past: the rate, and since when a state lasts."""
 
     _state: str = ""
     _state_s: float = 0.0
@@ -62,7 +62,7 @@ class StatusLine(msgspec.Struct):
         if state != self._state:
             self._state, self._state_s = state, now_s
         if run.durable_step != self._durable_step:
-            # It is unknown when an earlier launch saved its state.
+            # If an earlier launch saved this state, we do not know when.
             self._durable_s = now_s if self._attempt else None
             self._durable_step = run.durable_step
         if run.incarnation != self._attempt or run.state != "running":
@@ -103,8 +103,8 @@ def _trouble(run: RunFile) -> str:
 
 
 def render(facts: LineFacts, width: int) -> str:
-    """Return one line of at most `width` columns, without the least important parts if there is no
-    room for them.
+    """Return one line of at most `width` columns. If there is not enough room, leave out the least
+    important parts.
     """
     parts = [part for part in _parts(facts) if part[1]]
     while len(parts) > 1 and _width(parts) > width:
@@ -114,7 +114,7 @@ def render(facts: LineFacts, width: int) -> str:
 
 
 def _parts(facts: LineFacts) -> list[tuple[int, str]]:
-    """Return rank and text of each part. Rank 0 is the most important; a part may have no text."""
+    """Return the rank and text of each part. Rank 0 is the most important. A part may be empty."""
     is_running = facts.state == "running"
     return [
         (0, "" if is_running else _state(facts)),
@@ -135,7 +135,7 @@ def _width(parts: list[tuple[int, str]]) -> int:
 
 def _state(facts: LineFacts) -> str:
     if facts.next_start_s is not None and facts.next_start_s < SOON_S:
-        return "starting again"  # at once, or whenever the standby is ready
+        return "starting again"  # at once, or when the standby is ready
     if facts.next_start_s is not None:
         return f"starting again in {facts.next_start_s:.0f} s"
     return f"{_WORDS.get(facts.state, facts.state)}, {_whole(facts.state_s)}"

@@ -27,7 +27,10 @@ _VERBS = {
 def sentence(
     cause: str, evidence: str, step: int, *, serves: bool = False, habit: SaveHabit = STEPS, has_session: bool = True
 ) -> str:
-    """Describe what became of a trainer, as the predicate of a sentence. `step`: the last one read."""
+    """Return the predicate of a sentence that says how a trainer ended.
+
+    `step`: the last step read.
+    """
     told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
     if serves:
         return f"{told}, while it served"
@@ -46,8 +49,9 @@ def where_from(memory_step: int, durable_step: int, habit: SaveHabit = STEPS) ->
 
 
 def resumes(resume_step: int, habit: SaveHabit, *, was_seen: bool) -> str:
-    """Name the state that the next start resumes from. `was_seen`: the program was seen to have a
-    session.
+    """Name the state that the next start resumes from.
+
+    `was_seen`: procsv has seen that the program has a session.
     """
     if habit.restores is False:
         return "from the beginning: the program restores nothing of what it saves"
@@ -57,7 +61,11 @@ def resumes(resume_step: int, habit: SaveHabit, *, was_seen: bool) -> str:
 
 
 def lost(lost_steps: int, habit: SaveHabit, unsaved_s: float | None) -> str:
-    """Say what a crash has cost."""
+    """Return what a crash has cost.
+
+    `unsaved_s`: how long the program trained after its last save, if its steps are its saves;
+    otherwise None.
+    """
     if unsaved_s is None:
         return f"{lost_steps} {habit.unit}s"
     since = f"{show_duration(unsaved_s)} of training since the last save"
@@ -86,7 +94,7 @@ def greet(
 
 
 def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
-    """Describe the state of a program that restores by itself, and has not been seen to restore."""
+    """Describe the saved state of a program that procsv has not seen restore it."""
     where = "in memory" if memory_step > durable_step else "on disk"
     saved = f"{habit.unit} {max(memory_step, durable_step)} is {where}"
     return (
@@ -97,7 +105,10 @@ def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
 
 
 def adopted(logdir: str, saved_step: int) -> str:
-    """The program has named its directory. `saved_step`: of the newest checkpoint there."""
+    """Report that the program has named its logdir.
+
+    `saved_step`: of the newest checkpoint there.
+    """
     found = f"; step {saved_step} is saved there" if saved_step >= 0 else ""
     return f"checkpoints and events go to {logdir}, as the program says{found}"
 
@@ -109,11 +120,12 @@ def training(
     steps_lost_with_servers: int | None = None,
     unsaved_s: float | None = None,
 ) -> str:
-    """Report the first step after a start. `last`: how the previous trainer of this launch ended.
+    """Report the first step after a start.
 
-    `steps_lost_with_servers`: the lost steps of all tasks, if several train the same model.
-    `unsaved_s`: how long the previous trainer trained after its last save, if the program's steps
-    are its saves.
+    `last`: how the previous trainer of this launch ended; None for the first one.
+    `steps_lost_with_servers`: the lost steps of all tasks, if several tasks train a model on
+    parameter servers; otherwise None. `unsaved_s`: how long the previous trainer trained after its
+    last save, if the program's steps are its saves; otherwise None.
     """
     after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:
@@ -125,14 +137,15 @@ def training(
         told = f", {' and '.join(spent)} redone"
     elif unit == "step" and (redone == 0 or last.step < 0):
         told = ", no step redone"
-    else:  # the previous trainer had come further than its last reading
+    else:  # the previous trainer got further than its last known step, so the cost is unknown
         told = ""
     return f"training again at {unit} {recovered.step:,} after {after}{told}"
 
 
 def not_restored(step: int, habit: SaveHabit) -> str:
-    """Warn that the program saves, but did not restore what was saved earlier. `step`: of that
-    earlier state.
+    """Warn that the program saves, but did not restore the state that was saved earlier.
+
+    `step`: of that state.
     """
     there = f"{habit.unit} {step}" if step >= 0 else "any checkpoint"
     return (
@@ -143,13 +156,13 @@ def not_restored(step: int, habit: SaveHabit) -> str:
 
 
 def awaits_room(limit_s: float, memory_step: int, durable_step: int) -> str:
-    """A full disk has ended the program, which waits for room."""
+    """Report that a full disk has ended the program, and that procsv waits for room."""
     resumes = where_from(memory_step, durable_step)
     return f"the disk is full: procsv waits for room, then starts the program again {resumes}. It gives up after {show_duration(limit_s)}"
 
 
 def only_in_memory(step: int, needed_bytes: int, free_bytes: int, directory: str) -> str:
-    """The run ends, and this step is not on disk."""
+    """Report that the run ends although this step is not on disk."""
     missing = max(0, needed_bytes - free_bytes)
     first = f"free {show_size(missing)} in {directory}, then " if missing else ""
     return (
@@ -162,7 +175,10 @@ def going_back(step: int) -> str:
 
 
 def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
-    """Say what became of a suspected state; follows `training`."""
+    """Report from which state the program resumed after a state had become suspect.
+
+    The text follows that of `training`.
+    """
     if restored_step >= suspected_step:
         return f"; there is no checkpoint before step {suspected_step}, so it resumed from that one again"
     text = f"; it went back from step {suspected_step} to step {max(restored_step, 0)}"
@@ -182,9 +198,10 @@ def starting_again(
 ) -> str:
     """Announce the next start.
 
-    `count`: the number of tasks restarted together; 0: only the one that ended. `was_seen`: the
-    program was seen to have a session. `suspected_step`: the checkpoint service looks for a state
-    before this one, and uses this one only if there is no other.
+    `keeps_state`: the task resumes from saved state. `count`: the number of tasks that restart
+    together; 0: only the task that ended. `was_seen`: procsv has seen that the program has a
+    session. `suspected_step`: the checkpoint service looks for an older state than this, and uses
+    this one only if there is no older one.
     """
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     what = f"all {count} tasks" if count else "it"
@@ -200,19 +217,21 @@ def starting_again(
 
 
 def before_suspected(step: int, habit: SaveHabit) -> str:
-    """Name the state that replaces a suspected one."""
+    """Name the state that is used instead of the suspected state at `step`."""
     return f"the newest checkpoint before {habit.unit} {step}, or from that {habit.unit} if there is none"
 
 
-# An observed program was asked to stop, and continues.
+# For an observed program that was asked to stop, and continues.
 NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
 
 
 def stopping(
     source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "", *, is_handled: bool = False
 ) -> str:
-    """The run was asked to end. `source`: a signal or a command. `spare`: the host that steps in
-    when all begin again.
+    """Report that the run was asked to end.
+
+    `source`: a signal or a command. `spare`: the host that replaces a machine when all tasks
+    restart; "" if they do not. `is_handled`: all programs handle SIGTERM themselves.
     """
     who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
     again = "; Ctrl-C again ends it now" if source == "SIGINT" and not now else ""
@@ -240,19 +259,22 @@ def starts_from_zero(why: str) -> str:
 
 
 def too_late(grace_s: float, own_grace_s: float | None) -> str:
-    """Say why a program that was asked to stop is killed. `own_grace_s`: the grace of a preemption."""
+    """Return why procsv kills a program that it has asked to stop.
+
+    `own_grace_s`: the grace period of a preemption of this task; None: the run's applies.
+    """
     if own_grace_s is not None:
         return f"it did not stop within {show_duration(own_grace_s)}"
     return f"it did not stop within its share of the {show_duration(grace_s)} of grace"
 
 
 def too_late_without_server(stop_s: float) -> str:
-    """Say the same of a program whose server had ended."""
+    """Return why procsv kills a program that it has asked to stop and whose server had ended."""
     return f"a server that it needs had ended, and it did not stop within {show_duration(stop_s)}"
 
 
 def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
-    """A session may be waiting for tasks that are complete."""
+    """Warn that a session may wait for tasks that have ended with exit code 0."""
     return (
         f"{task} has waited for its session for {show_duration(seconds)}, and {', '.join(map(str, done))} ended with exit code 0: "
         "a session waits for all tasks, unless its config has device_filters"
@@ -260,13 +282,13 @@ def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
 
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[WriteEntry, Say]:
-    """A hung program that was left alone progresses again."""
+    """Report that a hung program, which was left alone, makes progress again."""
     text = f"the program makes progress again, after {show_duration(seconds)} without any"
     return WriteEntry(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
 
 
 def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[WriteEntry, Say]:
-    """A program without a session may hang."""
+    """Report that a program without a session may hang."""
     phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
     text = (
         f"{task} {incarnation} may hang: for {show_duration(hang.seconds)} it has used no CPU, made no system call and written "
@@ -277,7 +299,7 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[WriteEntry
 
 
 def lingers(seconds: float) -> str:
-    """The program's main module has returned, but its process remains."""
+    """Report that the program's main module has returned, but its process still exists."""
     return f"the program has ended, but its process has done nothing for {show_duration(seconds)} since: ending it"
 
 
@@ -295,7 +317,7 @@ def limit_doubled(news: TooShort) -> str:
 
 
 def unprotected(seconds: float, drop_in: bool, *, is_killed: bool = False) -> str:
-    """A program has had its time to open a session, or was killed before it had one."""
+    """Warn that a program has opened no session in the time allowed, or before it was killed."""
     return (
         f"the program {'had' if is_killed else 'has'} no session that procsv protects after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
         f"from what it saves and restores by itself. {_cure(drop_in)}"
@@ -312,8 +334,9 @@ def _cure(drop_in: bool) -> str:
 
 
 def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, was_complete: bool = False) -> str:
-    """A program has ended with exit code 0. `was_complete`: the previous launch had already
-    completed the run at the same step.
+    """Report that a program has ended with exit code 0.
+
+    `was_complete`: the previous launch had already completed the run at the same step.
     """
     if not has_session:
         return f"the program has ended. It had no session that procsv protects, so procsv saved nothing of it. {_cure(drop_in)}"
@@ -323,7 +346,7 @@ def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, wa
 
 
 def left_behind(processes: list[str]) -> str:
-    """A program has ended with exit code 0, and processes that it started were still running."""
+    """Report that procsv ended the processes that a program with exit code 0 had left."""
     return f"the program has ended, so procsv ended the processes that it had left running: {', '.join(processes)}. Let the program wait for its children"
 
 
@@ -331,31 +354,32 @@ def goes_on_after_coordinator(task: TaskId, one: AdoptedTask) -> str:
     return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) kept running without a coordinator, and continues with this one"
 
 
-# For a run with --min-workers whose program turns out to train in step.
+# For a run with --min-workers whose tasks turn out to train in step.
 NONE_IS_SPARED = (
     "the tasks take each step together, so --min-workers has no effect: the run ends if procsv gives up one of them"
 )
 
 
 def goes_on_without(task: TaskId, why: str, workers: int) -> str:
-    """`task` is given up, but not the run. `workers`: how many are left."""
+    """Report that `task` is given up, but not the run. `workers`: how many are left."""
     left = "" if task.role == EVALUATOR else f", with {show_count(workers, 'worker')} left"
     return f"gave up {task}: {why}. The run goes on without it{left}; the next launch tries it again"
 
 
 def ended_without(task: TaskId, why: str) -> str:
-    """The run has ended, but not because of `task`, which was given up."""
+    """Report at the end of a run that it continued without `task`, which had been given up."""
     return f"{task} was given up: {why}. The others continued without it"
 
 
 def restarts_elsewhere(durable_step: int) -> str:
-    """The run ended because it lost a machine, or is about to, and begins again on the others."""
+    """Report that the run restarts without a machine that is lost or must leave."""
     return f"restarting{f' from step {durable_step}' if durable_step >= 0 else ''} on the remaining machines"
 
 
 def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool, habit: SaveHabit = STEPS) -> str:
-    """The run has ended before the program was complete. `deletes_logdir`: the program has deleted
-    it in this run.
+    """Report that the run has ended before the program was complete.
+
+    `deletes_logdir`: the program has deleted its logdir at a start in this run.
     """
     at = f"stopped{_at(step, habit.unit)}"
     if durable_step < 0 and not has_session:

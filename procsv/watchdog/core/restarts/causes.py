@@ -1,4 +1,4 @@
-"""Find out why a process ended, for the journal and for people, and classify its end.
+"""Find out why a process ended, for the journal and for people, and classify its exit.
 
 Used by attempt_record.py, services.py and restart_policy.py, and by hosts. Pure: every fact is an
 argument.
@@ -32,7 +32,7 @@ class CauseKind(Enum):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a process ended, for the journal and for people. "unknown" is better than a guess."""
+    """Why a process ended, for the journal and for people; "unknown" rather than a guess."""
 
     word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, lost-peer, unknown
     evidence: str
@@ -57,9 +57,10 @@ def find_cause(
 ) -> Cause:
     """Return the cause of an exit.
 
-    `we_killed`: why the watchdog sent SIGKILL. `hang`: why the watchdog ended a hung trainer.
-    `oom`: the kernel's evidence of an out-of-memory kill. `where`: the frame that a fatal signal
-    hit. Each is "" if there is none.
+    `words`: what the process wrote as it died. `stop_asked`: it was asked to end. `we_killed`: why
+    the watchdog sent it SIGKILL. `hang`: the hang for which the watchdog ended it. `oom`: the
+    kernel's evidence of an out-of-memory kill. `where`: the frame that a fatal signal hit. Each of
+    these texts is "" if it does not apply.
     """
     if hang:
         return Cause("hang", hang)
@@ -91,7 +92,7 @@ def find_cause(
 
 
 def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
-    """Return `cause`, or one that names the fault of the plan, if a fault ended the process."""
+    """Return `cause`; or, if a planned fault ended the process, a cause that names the fault."""
     if not fault or cause.word not in ("killed", "crashed", "exit-code"):
         return cause
     if cause.word == "killed":
@@ -100,9 +101,9 @@ def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
 
 
 def blame_peer(cause: Cause, why: str) -> Cause:
-    """Return the cause for a task that was ended because another member of its gang ended.
+    """Return the cause for a task that was ended because another member of its gang had ended.
 
-    A task that completed by itself keeps its own cause.
+    A task that had completed before that keeps its own cause.
     """
     if cause.word == "completed":
         return cause
@@ -111,10 +112,10 @@ def blame_peer(cause: Cause, why: str) -> Cause:
 
 
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
-    """Return what ended a trainer and where, always in the same words for the same failure. `hang`:
-    where it hung.
+    """Return what ended a trainer, and where. The same failure always gets the same words.
 
-    Return "" for a kill from outside: a preemption, a chaos test, a user.
+    Return "" for a kill from outside: by a preemption, a chaos test or a user. `hang`: the name of
+    its hang; "" if it did not hang.
     """
     if cause.word in ("stopped", "killed", "lost-peer"):
         return ""
@@ -127,8 +128,10 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 
 def first_line(text: str) -> str:
-    """Return the line of a message that says what is wrong. Some of TensorFlow's messages begin
-    with where it happened instead.
+    """Return the line of an error message that says what is wrong.
+
+    This is not always the first line: some of TensorFlow's messages begin with the place of the
+    error.
     """
     if aborted := _COLLECTIVE.search(text):
         return aborted[0][:300]
@@ -139,13 +142,13 @@ def first_line(text: str) -> str:
 class Known(msgspec.Struct, frozen=True):
     """What was known about a task's attempt when the attempt ended."""
 
-    step: int  # the last one read; NO_STEP if it never reported one
+    step: int  # the last step read; NO_STEP if the attempt never reported a step
     is_stopping: bool = False  # the task was asked to end
     is_observed: bool = False  # procsv did not start it
     serves: bool = False  # the task serves variables to other tasks
     we_killed: str = ""  # why the watchdog killed it
     hang: str = ""  # the hang for which the watchdog ended it
-    lost_peer: str = ""  # why it was ended, if another member of its gang ended first
+    lost_peer: str = ""  # why the task was ended, if another member of its gang had ended
     handles_stop: bool = False  # the program has a SIGTERM handler of its own
 
 

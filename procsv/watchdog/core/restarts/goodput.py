@@ -1,7 +1,8 @@
-"""Measure goodput, the share of a run's time that went into kept steps; judge if a restart pays.
+"""Measure the goodput of a run, and judge whether another restart is worth its time.
 
-Used by attempt_record.py and restart_policy.py. Pure. Not counted as goodput: starting, restoring,
-compiling, waiting before a restart, and steps lost in a crash.
+Used by attempt_record.py and restart_policy.py. Pure. Goodput is the share of a run's time that
+went into steps that were kept. Starting, restoring, compiling, waiting before a restart, and steps
+lost in a crash do not count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 class Earlier(msgspec.Struct, frozen=True):
     """The earlier launches of the run."""
 
-    kept_s: float = 0.0  # training that was kept
-    ran_s: float = 0.0  # time in which the run was active
+    kept_s: float = 0.0  # how long they trained steps that were kept
+    ran_s: float = 0.0  # how long they were active
 
 
 class Goodput(msgspec.Struct):
@@ -32,11 +33,10 @@ class Goodput(msgspec.Struct):
         self._ready_s, self._first_step = ended_s, step
 
     def end_training(self, now_s: float, last_step: int, resume_step: int, unsaved_s: float | None = None) -> float:
-        """Return the seconds of training that are kept: the trainer is dead, and the steps after
-        `resume_step` will be redone.
+        """Return how many seconds of a dead trainer's training are kept.
 
-        `unsaved_s`: the time since the last save, which is lost as well, if the program's steps are
-        its saves; None otherwise.
+        The steps after `resume_step` are lost. `unsaved_s`: the time since the last save, if the
+        program's steps are its saves; this time is lost, too. None otherwise.
         """
         if self._ready_s is None:
             return 0.0
@@ -71,28 +71,29 @@ class CountedAttempt(msgspec.Struct, frozen=True):
     """An attempt of a task, after its end."""
 
     seconds: float = 0.0  # since the end of the previous attempt
-    kept_s: float = 0.0  # how many of them were training whose steps are kept
+    kept_s: float = 0.0  # how many of these seconds were training whose steps are kept
     failure: str = ""  # what ended the attempt (causes.name_failure); "": planned, or killed from outside
-    by_kernel: bool = False  # killed for lack of memory, which another program may have used
+    by_kernel: bool = False  # killed by the kernel, out of memory; another program may have used the memory
 
 
 class Attempts(msgspec.Struct):
     """The last attempts of a task.
 
-    A newly saved step alone does not make a failure harmless: the attempt must also keep enough
-    training.
+    They show whether restarts still pay. That an attempt has saved a new step is not enough: it
+    must also keep enough training.
     """
 
     launch: LaunchSettings
-    _row: list[CountedAttempt] = msgspec.field(default_factory=list)  # the same failure in a row
+    _row: list[CountedAttempt] = msgspec.field(default_factory=list)  # consecutive attempts with the same failure
     _last: deque[CountedAttempt] = msgspec.field(default_factory=deque)
 
     def add_attempt(self, attempt: CountedAttempt) -> str:
-        """Count an attempt. Return why another one would be useless, or "".
+        """Count an attempt. Return why another attempt would be useless; "" if it would not be.
 
-        A planned end or a kill from outside says nothing about the program. Such an end is not part
-        of a row of failures, and ends a row only if its attempt kept enough training. For goodput
-        it counts only if the attempt's own goodput was high enough.
+        A planned end or a kill from outside says nothing about the program. So an attempt with such
+        an end is not counted as a repeated failure. It ends a repetition only if it kept enough
+        training. It counts for the goodput of the last attempts only if its own goodput was
+        high enough; otherwise it was cut short.
         """
         if attempt.kept_s >= self.launch.min_kept_s:
             self._row.clear()

@@ -3,9 +3,9 @@
 causes.py finds what ended the process. Used by next_start.py for the trainer and by services.py for
 the services. Pure: time, the random source and every fact are arguments.
 
-Progress, which means a newly durable step, resets the count of failures. Uptime never does: a
-trainer that imports for a minute, restores, and dies at the same step every time is not healthy.
-Progress must also be worth the time that the restarts cost (goodput.py).
+A trainer makes progress when a new step is on disk. Progress resets the count of failures. Uptime
+does not: a trainer that imports for a minute, restores, and dies at the same step every time is not
+healthy. Progress must also be worth the time that the restarts cost (goodput.py).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, class
 from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# An exit with 75, or because another task was lost, is followed by a restart without delay. After this many such exits
-# in a row with nothing saved between them, it looks like a loop, and restarts are delayed.
+# After an exit with 75, or an exit because another task was lost, the restart has no delay. After this many such exits
+# in a row with nothing saved between them, the program seems to be in a loop, so restarts are delayed.
 RETURNS_AT_ONCE = 5
 RECYCLES_AT_ONCE = 1  # the same for planned restarts
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
 SERVICE_KILLS = 4  # the limit on deaths by SIGKILL is this many times the limit on other deaths
-DOUBLINGS_MAX = 32  # of a delay; more would exceed any limit, and in the end overflow a float
+DOUBLINGS_MAX = 32  # of a delay; more doublings would exceed any limit, and overflow a float
 # Each delay before a trainer starts varies by this share, up or down, so that runs that died of one cause do not
 # restart together.
 JITTER = 0.2
@@ -41,18 +41,18 @@ JITTER = 0.2
 
 # -- the trainer ---------------------------------------------------------------------------------------------
 class Death(msgspec.Struct, frozen=True):
-    """An end of a trainer that was not requested."""
+    """The end of an attempt, with the facts that decide about a restart."""
 
     exit: Exit
     words: LastWords | None
-    step: int  # the last one read; NO_STEP if the trainer never reported one
+    step: int  # the last step read; NO_STEP if the trainer never reported a step
     attempt: CountedAttempt = CountedAttempt()  # how much training the attempt kept
     no_room: bool = False  # a full disk caused the death, or may have
     now_s: float = 0.0  # monotonic
 
     @property
     def is_by_itself(self) -> bool:
-        """Whether the program ended by itself, and not by an action from outside."""
+        """Whether the program exited or crashed by itself, and was not killed from outside."""
         return (self.exit.code is not None and not self.is_a_peers) or self.exit.signal in CRASH_SIGNALS
 
     @property
@@ -66,26 +66,28 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """`is_final` False: a step is being saved right now and may still count as progress. Wait for
-    that save, then decide again.
+    """Do not restart.
+
+    `is_final` is False if a state may still be on its way to disk, which would count as progress.
+    Then the caller waits for that save, and decides again.
     """
 
     why: str
     is_final: bool
-    even_so: str = ""  # why to give up even if that step counts
+    even_so: str = ""  # why to give up even if that save counts as progress; "" if there is no reason
 
 
 Verdict = Restart | GiveUp
 
 
 class History(msgspec.Struct):
-    """What is known of a task's past in this launch when a restart is decided."""
+    """A task's failures and progress in this launch, which decide about its restarts."""
 
     launch: LaunchSettings
     rng: random.Random
     restarts: bool = True  # False: procsv did not start the program, and cannot restart it
     no_progress_count: int = 0
-    durable_step: int = NO_STEP  # the highest that counted as progress
+    durable_step: int = NO_STEP  # the highest step on disk that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
     room_s: float | None = None  # monotonic: when a full disk first ended an attempt; None once a step is saved
     _room_deaths: int = 0  # ends by a full disk, in a row
@@ -93,7 +95,7 @@ class History(msgspec.Struct):
     _early: int = 0  # failures before the first step
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)  # by exception, message and step
     _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that the attempt resumed from
-    # A state became suspect, so an older one is restored, and no newer step has become durable since.
+    # A state became suspect, so an older state is restored, and no new step has reached the disk since.
     _has_gone_back: bool = False
     _attempts: Attempts = msgspec.field(default_factory=lambda: Attempts(LaunchSettings()))
 
@@ -101,32 +103,34 @@ class History(msgspec.Struct):
         self._attempts = Attempts(self.launch)
 
     def ready(self, restored_step: int) -> None:
-        """Note that the first step after a restore has ended. The restored step is not progress of
-        this launch.
+        """Note that the first step after a restore has ended.
 
-        If an older state had to be restored, progress counts from it. Not so if it was chosen
-        because a newer one is suspect: redoing the steps up to the crash would then count as
-        progress, and reset the count every time.
+        The first restore of a launch sets the step from which progress counts. A later restore of
+        an older state sets that step back, unless the older state was chosen because a newer state
+        is suspect. In that case, redoing the steps up to the crash would count as progress each
+        time, and reset the count of failures.
         """
         if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
             self.durable_step = restored_step
         self.was_ready = True
 
     def served(self) -> None:
-        """Note that the task serves variables to other tasks, which is its purpose."""
+        """Note that the task serves variables to other tasks. This counts like a first step."""
         self.was_ready = True
 
     def end_serving(self, seconds: float) -> float:
-        """Count the `seconds` of serving as kept training, and return them. Enough of them is
-        progress.
+        """Return how much training an attempt kept that served for `seconds`: all of them.
+
+        At least `min_kept_s` of them are progress, which resets the count of failures.
         """
         if seconds >= self.launch.min_kept_s:
             self.no_progress_count = self._idle_returns = 0
         return seconds
 
     def durable(self, step: int) -> bool:
-        """`step` is durable on disk. Return True if that is progress, which resets the count
-        of failures.
+        """Note that `step` is on disk. Return True if this is progress.
+
+        Progress resets the count of failures.
         """
         if step <= self.durable_step:
             return False
@@ -138,7 +142,7 @@ class History(msgspec.Struct):
         return True
 
     def decide_restart(self, death: Death) -> Verdict:
-        """Count a death, and decide whether to restart after a delay or to give up."""
+        """Count a death, and decide whether to restart, and after what delay, or to give up."""
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
@@ -157,8 +161,9 @@ class History(msgspec.Struct):
         return Restart(self.delay_s())
 
     def _wait_for_room(self, death: Death) -> Verdict:
-        """Wait after a full disk, which is not a failure. But not forever: the full disk may be one
-        that procsv does not watch.
+        """Decide after a full disk, which is not a failure: restart, with a growing delay.
+
+        Give up after --disk-wait, because the full disk may be one that procsv does not watch.
         """
         if not death.is_by_itself:
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
@@ -169,7 +174,7 @@ class History(msgspec.Struct):
         return Restart(self._doubled_s(self._room_deaths - 1))
 
     def late_for_room(self, now_s: float) -> str:
-        """Return why the wait for room has ended, or "" while it goes on."""
+        """Return why to give up the wait for room; "" while the wait may go on."""
         is_late = self.room_s is not None and now_s - self.room_s >= self.launch.disk_wait_s
         return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_late else ""
 
@@ -180,17 +185,20 @@ class History(msgspec.Struct):
         return f"{self.no_progress_count} failures in a row without a new step on disk (--max-failures)"
 
     def delay_s(self) -> float:
-        """Return the delay before the next start. Once a step was trained, there is none after the
-        first failure, which need not recur.
+        """Return the delay before the next start, after a failure.
+
+        If this launch has trained a step, the first failure in a row is followed by a start without
+        delay, because that failure need not occur again.
         """
         counted = self.no_progress_count - self.was_ready
         return self._doubled_s(counted - 1) if counted > 0 else 0.0
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
-        """Whether the state that the dead trainer resumed from may be the cause.
+        """Count a crash against the state that the dead trainer resumed from.
 
-        Only the trainer's own crashes count, not kills from outside, and none counts if there is a
-        newer state.
+        Return True once this state is suspect: --suspect-crashes attempts have crashed after they
+        resumed from it. Only the trainer's own crashes count, not kills from outside or a full
+        disk. If there is a newer state, the crash does not count.
         """
         if resumed_step < 0 or newest_step > resumed_step or not death.is_by_itself or death.no_room:
             return False
@@ -200,7 +208,7 @@ class History(msgspec.Struct):
         return is_suspect
 
     def forgive(self) -> None:
-        """Reset all counts of failures, because a user intervenes."""
+        """Forget all failures, because a user has asked for a restart."""
         self.no_progress_count = self._idle_returns = self._early = self._room_deaths = 0
         self.room_s = None
         self._same.clear()
@@ -209,28 +217,32 @@ class History(msgspec.Struct):
         self._attempts.forget_attempts()
 
     def recycle_delay_s(self, attempt: CountedAttempt) -> float:
-        """Return the delay before a planned restart: none, unless it follows another one and
-        nothing was saved between them.
+        """Return the delay before a planned restart.
+
+        There is none, except after another end that was not a failure, if nothing was saved since.
         """
         self._attempts.add_attempt(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)
 
     def not_spawned_delay_s(self) -> float:
-        """Return the delay after the system would not start a process (EAGAIN, ENOMEM), which is
-        not the trainer's failure.
+        """Return the delay after the system could not start a process (EAGAIN, ENOMEM).
+
+        This is not a failure of the trainer, so it is not counted.
         """
         return self._doubled_s(0)
 
     def _return_delay_s(self, at_once: int) -> float:
-        """Return the delay after an end that is not a failure: none for the first `at_once` in a
-        row with nothing new saved, then longer each time.
+        """Return the delay after an end that is not a failure.
+
+        If nothing is saved between such ends, the first `at_once` of them have no delay, and the
+        next ones a growing delay.
         """
         self._idle_returns += 1
         late = self._idle_returns - at_once
         return 0.0 if late <= 0 else self._doubled_s(late - 1)
 
     def _doubled_s(self, times: int) -> float:
-        """Return the minimum delay, doubled `times` times, limited, and jittered."""
+        """Return the minimum delay, doubled `times` times, limited to the maximum, with jitter."""
         delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -279,15 +291,16 @@ def _fingerprint(message: str) -> str:
 
 # -- services ------------------------------------------------------------------------------------------------
 class ServiceDeath(Enum):
-    IDLE = auto()  # killed from outside while the service had nothing to do; never counts
+    IDLE = auto()  # by a signal while the service had nothing to do; never counts
     KILLED = auto()  # by SIGKILL while starting or working, or while stopped; repeated kills suggest a lack of memory
     FAILED = auto()  # any other death while starting or working, or an exit of its own
     HUNG = auto()  # ended by us because it made no progress
 
 
 class ServiceHistory(msgspec.Struct):
-    """The deaths of one service since it last did some work. Those older than `service_period_s` no
-    longer count, except hangs.
+    """The deaths of one service since it last finished some work.
+
+    Deaths older than `service_period_s` no longer count, except hangs.
     """
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
@@ -297,7 +310,7 @@ class ServiceHistory(msgspec.Struct):
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:
-        """Return the seconds until the next start, or None if the run must fail."""
+        """Return the seconds until the next start; None after too many deaths of this kind."""
         if death is ServiceDeath.IDLE:
             return 0.0
         period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
@@ -309,5 +322,5 @@ class ServiceHistory(msgspec.Struct):
         return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
 
     def deaths_max(self, death: ServiceDeath) -> int:
-        """Return how many deaths of that kind fail the run."""
+        """Return after how many deaths of this kind the service is lost."""
         return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

@@ -1,10 +1,11 @@
 """Define what follows from the end of one task.
 
-That depends on the task's duty and on the policy: whether the tasks restart one by one or as a
-gang. Used by run.py and cluster.py. Pure and total: each combination of duty, policy and end has
-its row. Whether a run can continue without its given-up workers is worked out at every call,
-because its tasks may become a gang after a worker was given up. This table does not limit restarts:
-restart_policy.py counts failures, and next_start.py decides whether a task starts again, and when.
+That depends on the task's duty, on how it ended, and on the policy: whether each task restarts
+alone, or all as a gang. Used by run.py and cluster.py. Pure. Each combination of duty, policy and
+end has its row. The tasks of a run may become a gang after a worker was given up, so every call
+works out again whether the run can continue without its given-up workers. This table does not limit
+restarts: restart_policy.py counts failures, and next_start.py decides whether a task starts again,
+and when.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Follows(Enum):
     NOTHING = auto()
     AGAIN = auto()  # restart it; the others are not affected
     ALL_AGAIN = auto()  # end all training tasks, and restart them together when the old ones are gone
-    FEWER = auto()  # the others continue if enough workers are left, otherwise the run ends: `indispensable` decides
+    FEWER = auto()  # the others continue if enough workers are left; otherwise the run ends (`indispensable` decides)
     RUN_ENDS = auto()
 
 
@@ -89,8 +90,9 @@ def belongs_to_gang(task: TaskId, chief: TaskId) -> bool:
 
 
 def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) -> int:
-    """Return how many workers have not been given up. A worker that has finished counts too, since
-    it has done its job.
+    """Return how many workers have not been given up.
+
+    A worker that has finished counts, because it has done its job.
     """
     return sum(task.role == WORKER and task not in given_up for task in tasks)
 
@@ -98,8 +100,8 @@ def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) ->
 def indispensable(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
     """Return the given-up tasks that the run cannot continue without.
 
-    `given_up`: maps each given-up task to its entry in TABLE. `least`: how many workers must be
-    left (--min-workers); None: all.
+    `given_up`: for each given-up task, what TABLE says. `least`: how many workers must be left
+    (--min-workers); None: all of them.
     """
     enough = least is not None and workers_left(tasks, given_up) >= least
     ending = (Follows.RUN_ENDS,) if enough else (Follows.RUN_ENDS, Follows.FEWER)

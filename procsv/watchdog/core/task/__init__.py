@@ -1,1 +1,1 @@
-"""Supervise one task of a run: its lifecycle, its attempts, and what is kept of them."""
+"""Supervise one task of a run: its lifecycle, its attempts, and the training that they keep."""

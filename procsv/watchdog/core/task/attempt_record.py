@@ -1,6 +1,7 @@
 """Record a task's attempts: when each began to train, how it ended, and how much training it kept.
 
-Used by trainer.py. Pure. It also returns the actions that journal, print and report each end.
+Used by trainer.py. Pure. The record also returns the actions that journal, print and report an end.
+"Frozen" means here that a signal (SIGSTOP) has stopped the trainer.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class AttemptRecord:
         self.goodput = Goodput(now_s, settings.earlier)
         self.last_death: Ended | None = None
         self.last_exit: LastExit | None = None
-        self._report: Report | None = None  # the report of its end, until it is sent
+        self._report: Report | None = None  # the report of the last end, until `tell_report` returns it
         self.last = CountedAttempt()  # the last attempt that ended
         self.unsaved_s: float | None = None  # how long it trained after its last save (TaskProgress.unsaved_s)
         self.end: End | None = None  # how the last attempt ended
@@ -52,7 +53,7 @@ class AttemptRecord:
 
     # -- while it runs -------------------------------------------------------------------------------------
     def ready(self, incarnation: int, first: FirstStepDone) -> list[Action]:
-        """Its first step has ended; report that once."""
+        """Report that the first step of this attempt has ended, unless that was reported before."""
         if self._ready == incarnation:
             return []
         self._ready = incarnation
@@ -79,22 +80,23 @@ class AttemptRecord:
         return told
 
     def adopted(self, incarnation: int, now_s: float) -> None:
-        """It is already training: the previous coordinator saw its first step end."""
+        """Note that the attempt is already training: a previous coordinator saw its first step."""
         self._ready = incarnation
         self.goodput.start_training(now_s, max(self._progress.durable_step, 0))
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a signal (SIGSTOP) keeps it from training."""
+        """Whether a signal (SIGSTOP) has stopped the running trainer."""
         return self._frozen_s is not None
 
     def freeze(self, now_s: float) -> None:
         self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
 
     def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> list[Action]:
-        """It is no longer frozen: report that, and do not count the frozen time as training.
+        """Report that a frozen trainer goes on, and do not count the frozen time as training.
 
-        If it is not running any more, it hung or was ended, which is reported as such.
+        Report nothing if the trainer was not frozen. Report nothing either if it has left the state
+        RUNNING: it hung or was ended, and that is reported elsewhere.
         """
         since_s, self._frozen_s = self._frozen_s, None
         if since_s is None or not is_running:
@@ -109,8 +111,9 @@ class AttemptRecord:
     def died(
         self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
     ) -> tuple[CauseKind, list[Action]]:
-        """Record its end. Return its kind, and the actions that tell of it. `is_stopping`: it was
-        asked to end.
+        """Record the end of the attempt. Return the kind of end, and the actions that report it.
+
+        `is_stopping`: the attempt was asked to end.
         """
         progress, step = self._progress, self._progress.own_step
         known = Known(
@@ -139,15 +142,17 @@ class AttemptRecord:
         return kind, told
 
     def tell_report(self) -> list[Action]:
-        """Return the crash report. Call this once it is decided what follows: by then the state
-        that the attempt resumed from may be suspect, and the report must say so.
+        """Return the crash report of the last end; nothing if there is none to send.
+
+        Call this after the decision about the next start. That decision may make the state suspect
+        from which the attempt resumed, and the report must say so.
         """
         report, self._report, progress = self._report, None, self._progress
         if report is None:
             return []
         lost_steps, resume_step, habit = progress.lost_steps, progress.resume_step, progress.habit
         lost = wording.lost(lost_steps, habit, self.unsaved_s)
-        # Its last heartbeat may show a session that was not seen while it was alive.
+        # The last heartbeat may show a session that was not seen while the attempt was alive.
         was_seen = progress.step != NO_STEP or report.step != NO_STEP
         resumes = wording.resumes(resume_step, habit, was_seen=was_seen)
         if progress.suspected_step != NO_STEP:
@@ -157,7 +162,7 @@ class AttemptRecord:
         return [msgspec.structs.replace(report, **found)]
 
     def _keep_report(self, ended: Ended, cause: Cause, pid: int) -> list[Action]:
-        """Prepare the report of its end. Return what to print before it is sent."""
+        """Prepare the crash report for `tell_report`. Return what to print now about the end."""
         progress, step = self._progress, self._progress.own_step
         who = f"{self._task} {ended.incarnation} (pid {pid})"
         serves, habit = progress.serving_s is not None, progress.habit
@@ -177,7 +182,7 @@ class AttemptRecord:
     def _weigh(
         self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
     ) -> CountedAttempt:
-        """Return how long the attempt took, how much training it kept, and what ended it."""
+        """Return how long the attempt lasted, how much training it kept, and what ended it."""
         progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
         if hang:
             self.goodput.stood_still(hanging.stood_still_s(now_s))

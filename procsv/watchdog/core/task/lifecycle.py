@@ -15,22 +15,22 @@ import msgspec
 from procsv.base.errors import ProcsvBug
 from procsv.watchdog.core.actions import Action
 
-STORY_STEPS_MAX = 40  # the newest transitions are kept for the error
+STORY_STEPS_MAX = 40  # how many transitions are kept for the text of IllegalTransition
 
 
 class TaskState(Enum):
-    PENDING = auto()  # its process was ordered, and has reported nothing yet
+    PENDING = auto()  # its start was ordered; its process has reported nothing yet
     IMPORTING = auto()  # the program's imports are running
-    CONNECTED = auto()  # it has introduced itself
+    CONNECTED = auto()  # it has sent its Hello, asked for its session, or begun to serve
     RESTORING = auto()  # it loads the state that it resumes from
-    COMPILING = auto()  # from the restored session to the end of the first step
+    COMPILING = auto()  # its session is restored, and its first step has not ended
     RUNNING = auto()  # it trains
     HUNG = auto()  # its stacks are dumped, then it is ended
     STALLED = auto()  # an observed program hangs: reported and left alone
     RECYCLING = auto()  # asked to save and end for a restart that does not count as a failure
     STOPPING = auto()  # asked to stop at the next boundary
-    BACKOFF = auto()  # dead; its tree must be gone and its delay over before the next start
-    UNKILLABLE = auto()  # killed, and still there: nothing else may write to the logdir
+    BACKOFF = auto()  # dead; the next start waits until its process tree is gone and the delay is over
+    UNKILLABLE = auto()  # killed, but still there, so nothing else may write to the logdir
     DONE = auto()  # (terminal) finished by itself
     STOPPED = auto()  # (terminal) ended because the run ends
     FAILED = auto()  # (terminal) will not be restarted
@@ -55,32 +55,32 @@ class LifecycleEvent(Enum):
     COMPLETED = auto()  # exit 0, and the program had ended before it was asked to stop
     CHECKPOINTED = auto()  # exit 75: "restart me"
     CRASHED = auto()  # anything else
-    NOT_STARTED = auto()  # the system would not start it, or its host tries another way
-    HELD = auto()  # the run begins, and the host is preparing the first start
+    NOT_STARTED = auto()  # there is no process: see events.NotStarted
+    HELD = auto()  # the run begins, and the first start waits for the host's standby
     # from the watchdog's decisions
     HANGS = auto()  # no progress for longer than its phase may take
-    STALLS = auto()  # the same, for an observed program
+    STALLS = auto()  # the same as HANGS, for an observed program
     MOVES = auto()  # a stalled program makes progress again
     STOP_ASKED = auto()
-    KILL_ASKED = auto()  # stop now, or the grace is over
+    KILL_ASKED = auto()  # it was asked to stop now, or its grace period is over
     RECYCLE_ASKED = auto()  # for example by a user, or because it uses too much memory
-    RECYCLE_LATE = auto()  # it did not end in time
-    GANG_BREAKS = auto()  # another member of its gang has ended: it cannot continue, and is restarted with the gang
+    RECYCLE_LATE = auto()  # it did not end in time after RECYCLE_ASKED
+    GANG_BREAKS = auto()  # another member of its gang has ended, so it is ended, and restarts with the gang
     GAVE_UP = auto()
-    DELAY_OVER = auto()  # the delay is over, and the old tree is gone
-    TREE_STAYS = auto()  # killed long ago, and still there
+    DELAY_OVER = auto()  # the delay is over, and the old process tree is gone
+    TREE_STAYS = auto()  # it was killed TREE_S_MAX ago, and some process of its tree is still there
     TREE_GONE = auto()
 
 
 class LifecycleAction(Enum):
     SPAWN = auto()
-    DUMP_STACKS = auto()  # the first rung of the hang ladder
+    DUMP_STACKS = auto()  # start to end a hung process (hangs/escalation.py)
     REPORT_HANG = auto()
     REPORT_PROGRESS = auto()
     TELL_STOP = auto()
     KILL_TREE = auto()
     CLEAN_UP = auto()  # kill what is left of its process tree
-    DECIDE_RESTART = auto()  # restart, or give up?
+    DECIDE_RESTART = auto()  # decide whether to restart or to give up
     ALERT = auto()
     END_RUN = auto()
 
@@ -91,11 +91,11 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Reaction(NamedTuple):
-    """What a part of a task wants after some news, and what the news is for the lifecycle."""
+    """A part's answer to some news: the actions that it wants, and an event for the lifecycle."""
 
-    wanted: list[Action]  # carried out before what the lifecycle adds
-    event: LifecycleEvent | None = None
-    detail: str = ""  # what Lifecycle.handle notes beside the event
+    wanted: list[Action]  # to carry out before the actions that the event leads to
+    event: LifecycleEvent | None = None  # None: the lifecycle is not affected
+    detail: str = ""  # for Lifecycle.handle
 
 
 _S, _E, _A = TaskState, LifecycleEvent, LifecycleAction
@@ -121,7 +121,7 @@ def _to_each(events: tuple[LifecycleEvent, ...], edge: Edge) -> _Rows:
 def _live_rows(state: TaskState) -> _Rows:
     connected = Edge(_S.CONNECTED if state in (_S.PENDING, _S.IMPORTING) else state)
     return {
-        # Imports and the Hello come once each, in either order, and never lead back to an earlier state.
+        # Imports and the Hello come once each, in either order. They never lead back to an earlier state.
         _E.IMPORTS: Edge(_S.IMPORTING if state is _S.PENDING else state),
         _E.HELLO: connected,
         _E.CONNECTS: connected,
@@ -144,7 +144,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.HUNG: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is already being ended
         **_DIES,
-        # A hung program would not act on a request to stop. Its newest snapshot is in memory, so it is killed.
+        # A hung program would not act on a request to stop, so kill it. Its newest snapshot is in memory.
         _E.STOP_ASKED: _KILL,
         _E.KILL_ASKED: _KILL,
         _E.GANG_BREAKS: _BREAK,
@@ -164,7 +164,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
-        _E.GANG_BREAKS: _BREAK,  # killed at once: the gang restarts from the newest snapshot, whatever it was saving
+        _E.GANG_BREAKS: _BREAK,  # kill it although it may be saving: the gang restarts from the newest snapshot
         _E.NOT_STARTED: Edge(_S.BACKOFF),  # it was asked to end before its host had started it
         _E.TREE_STAYS: _STUCK,
     },
@@ -188,7 +188,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     },
     _S.UNKILLABLE: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.TREE_STAYS, _E.GANG_BREAKS), Edge(_S.UNKILLABLE)),
-        **_to_each(_DEATHS, _AGAIN),  # it died after all; a run that is ending decides no restart
+        **_to_each(_DEATHS, _AGAIN),  # it died after all; if the run is ending, DECIDE_RESTART does nothing
         _E.TREE_GONE: Edge(_S.BACKOFF),
         _E.STOP_ASKED: Edge(_S.UNKILLABLE, (_A.END_RUN,)),
         _E.KILL_ASKED: Edge(_S.UNKILLABLE, (_A.KILL_TREE, _A.END_RUN)),
@@ -197,10 +197,10 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
 }
 _ROWS[_S.PENDING][_E.NOT_STARTED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
 _ROWS[_S.PENDING][_E.HELD] = Edge(_S.BACKOFF)
-for _state in TERMINAL:  # ending a run takes a while, and users press Ctrl-C again
+for _state in TERMINAL:  # requests still come, because ending a run takes a while and users press Ctrl-C again
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))
-_ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # a worker was complete, but the others cannot complete without it
+_ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # it was complete, but the others cannot train without it
 
 TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
     (state, event): edge for state, rows in _ROWS.items() for event, edge in rows.items()
@@ -208,19 +208,20 @@ TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
 
 
 class IllegalTransition(ProcsvBug):
-    """The table has no row for this event; the text lists the transitions so far."""
+    """The table has no row for this state and event. The text lists the latest transitions."""
 
 
 class Lifecycle:
-    """One task's trainer, through all its attempts. Events in, actions out."""
+    """The current state of one task, through all its attempts. Events go in, actions come out."""
 
     def __init__(self) -> None:
         self.state = TaskState.PENDING
         self._story: list[str] = [TaskState.PENDING.name]
 
     def handle(self, event: LifecycleEvent, detail: str = "") -> tuple[LifecycleAction, ...]:
-        """Return the actions that `event` leads to. `detail`, such as an exit or a step, is noted
-        for people who must debug a missing row.
+        """Change the state, and return the actions that `event` leads to.
+
+        `detail`: the exit or step, for example. It helps people who debug a missing row.
         """
         edge = TRANSITIONS.get((self.state, event))
         if edge is None:

@@ -1,7 +1,8 @@
 """Decide whether and when a task starts again after an end.
 
-Used by trainer.py, which carries out the result. Pure. The tasks of a gang share one record of
-failures and one state to resume from, the chief's. They start together, once all old ones are gone.
+Used by trainer.py, which carries out the decision. Pure. The tasks of a gang share the chief's
+record of failures, and resume from the chief's state. They start together, once the last process of
+the old gang is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Past(msgspec.Struct, frozen=True):
     incarnation: int
     death: Death
     recycled: str  # why it was asked to save and end for a restart; "" if it was not
-    is_planned: bool  # it ended as asked, or was killed because it did not
+    is_planned: bool  # it was asked to end for a restart, and did so, or was killed because it was late
     serves: bool  # it serves variables to other tasks
     unsaved_s: float | None = None  # how long it trained after its last save (TaskProgress.unsaved_s)
 
@@ -41,34 +42,36 @@ class NextStart:
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         self.due_s: float | None = None  # monotonic time
         self.gave_up = ""  # why there is no next start
-        # How many workers the run goes on with if this task is given up; None: the run ends.
+        # Returns how many workers are left after this task was given up; None if the run ends.
         self.goes_on_with: Callable[[], int | None] = lambda: None
         self.was_end = False  # giving up this task ended the run, and that has been reported
         self.gang_size = 0  # tasks in its gang, this one included; 0: it is in none
         self.awaits_room = False  # a full disk ended the attempt
-        # Monotonic.  No start before this even if there seems to be room: the disk that we check may not be the full one.
+        # Monotonic: no start before this time even if there seems to be room. The disk that we check may not be the full one.
         self._room_due_s = 0.0
         self.is_held = False  # the start waits until the whole gang is gone
-        self.lost_peer = ""  # why it was ended, if another member of its gang ended first
-        self._kept = progress  # the progress of the task whose state is resumed: in a gang, the chief's
+        self.lost_peer = ""  # why the attempt was ended, if another member of its gang had ended
+        self._kept = progress  # the progress of the task whose state is resumed; in a gang, this is the chief
         self._past: Past | None = None
-        self._verdict: GiveUp | None = None  # pending: it stands unless the state being saved counts as progress
-        self._untold = ""  # how the last attempt of a gang ended, until it is reported
+        # A decision to give up that still waits: the state that is being saved may count as progress.
+        self._verdict: GiveUp | None = None
+        self._untold = ""  # how the last attempt ended, until that is printed
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: NextStart, size: int) -> None:
-        """Make it a member of a gang of `size`, which shares the chief's record of failures and the
-        chief's state.
+        """Make the task a member of a gang of `size` tasks.
+
+        From now on it uses the chief's record of failures, and resumes from the chief's state.
         """
         self.history, self.gang_size, self._kept = chief.history, size, chief._kept
 
     def rejoin(self, start_s: float) -> None:
-        """All old processes of its gang are gone, so that it may start."""
+        """Let the task start at `start_s`: all old processes of its gang are gone."""
         self.is_held, self.due_s = False, start_s
 
     # -- the attempt that is started -----------------------------------------------------------------------
     def begin_attempt(self) -> None:
-        """The next attempt starts now."""
+        """Note that the next attempt starts now, and which state it can resume from."""
         kept = self._kept
         is_early = self.history.durable_step == NO_STEP
         self._progress.start_attempt(kept.snapshots.memory_step if is_early else kept.resume_step)
@@ -76,11 +79,11 @@ class NextStart:
 
     # -- what follows --------------------------------------------------------------------------------------
     def decide(self, past: Past, now_s: float) -> tuple[int, Reaction]:
-        """After a death, decide when the next attempt starts, or that there is none. If this
-        depends on a save that is under way, `weigh` decides later.
+        """After a death, decide when the next attempt starts, or to give up.
 
-        Also return the step of the state that has become suspect, because attempts that resumed
-        from it crash repeatedly; NO_STEP if none has.
+        If the decision depends on a save that is under way, `weigh` decides later. Also return the
+        step of the state that the attempt resumed from, if that state is now suspect because such
+        attempts crash repeatedly; otherwise NO_STEP.
         """
         self._past = past
         if self.lost_peer:
@@ -90,7 +93,7 @@ class NextStart:
         return self._count(past.death, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> Reaction:
-        """The disk that it waits for was checked."""
+        """Start or give up after a check of the full disk; or go on waiting."""
         if has_room:
             self.awaits_room = False
             return self._start_again(max(0.0, self._room_due_s - now_s), now_s)
@@ -126,12 +129,12 @@ class NextStart:
         if verdict.is_final or not may_save:
             resumes = ", and it resumes" if self._observes and self._progress.resume_step >= 0 else ""
             return self._give_up(verdict.why + resumes)
-        self._verdict = verdict  # the state being saved now may be progress; decided again in `weigh`
+        self._verdict = verdict  # `weigh` decides again once the save under way has ended
         return Reaction([])
 
     def weigh(self, now_s: float) -> Reaction:
-        """Decide again once the last state is on disk or cannot be saved: now the progress is
-        known.
+        """Decide again, if the decision was put off. Call this once the last state is on disk or
+        cannot be saved, because then the progress is known.
         """
         verdict, self._verdict = self._verdict, None
         if verdict is None:
@@ -157,7 +160,7 @@ class NextStart:
         )
         journal = WriteEntry(restarting, self._task, past.incarnation)
         if self.lost_peer:
-            return Reaction([journal])  # the peer's end is already reported
+            return Reaction([journal])  # the end of the other task is already reported
         resumes = self.gang_size > 0 or (
             self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
         )
@@ -193,11 +196,13 @@ class NextStart:
 
     # -- reports about the last attempt --------------------------------------------------------------------
     def keep_end(self, text: str) -> list[Action]:
-        """Report how it ended: at once, or for a member of a gang together with what follows."""
+        """Print how the last attempt ended. For a member of a gang, print that later, together with
+        what follows.
+        """
         self._untold = text
         return [] if self.gang_size else self.tell_end()
 
     def tell_end(self) -> list[Action]:
-        """Report how the last attempt ended, unless that was reported."""
+        """Print how the last attempt ended, unless that was printed."""
         untold, self._untold = self._untold, ""
         return [Say(untold, is_bad=True)] if untold else []

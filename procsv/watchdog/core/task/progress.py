@@ -1,8 +1,8 @@
-"""Track the progress of a task: how far it has come, and what is kept for its next attempt.
+"""Track the progress of a task: its steps, and the state that its next attempt can resume from.
 
 Used by trainer.py. Pure. The members of a gang resume from the chief's state, so for them the
-chief's progress counts. `SnapshotRecord` tracks a task's snapshots, and `ModelProgress` a model
-that several tasks train on parameter servers.
+chief's progress counts. `SnapshotRecord` tracks the snapshots of a task. `ModelProgress` tracks a
+model that several tasks train on parameter servers.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from procsv.watchdog.core.settings import Settings
 
 class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
-        """`keeps_state`: this is the task whose state is saved; the other tasks' state is not."""
+        """`keeps_state`: this is the chief, whose state is saved."""
         self.keeps_state = keeps_state
         self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers hold the trained variables
-        self.step = NO_STEP  # the newest, from any attempt
-        self.own_step = NO_STEP  # read from the running or last attempt
-        self.offered_step = NO_STEP  # of the state that the attempt could restore
+        self.step = NO_STEP  # the newest step seen, from any attempt
+        self.own_step = NO_STEP  # the newest step seen from the running attempt, or from the last one
+        self.offered_step = NO_STEP  # of the newest state when the attempt started, which it could restore
         self.resumed_step = NO_STEP  # of the state that the running attempt resumed from, if known
-        self.suspected_step = NO_STEP  # the next attempt must resume from a state before this, if there is one
-        self.avoided_step = NO_STEP  # the same, for the running attempt
+        self.suspected_step = NO_STEP  # the next attempt must resume from an older state than this, if there is one
+        self.avoided_step = NO_STEP  # the suspected_step that the running attempt was started with
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
         self._beat_step = NO_STEP  # from the attempt's last heartbeat
         self._has_begun_anew = False  # the program has reset its steps since the last save to disk
         self._stepped_s = 0.0  # when the attempt's last step was seen to end
-        self._has_saved = False  # a save was requested in this launch: state at step 0 may be trained, too
+        self._has_saved = False  # a save was requested in this launch, so a checkpoint of step 0 may be trained state
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.loss: Loss | None = None  # the fit's, reported by the running attempt
         self.importing = ""  # the package that the running attempt is importing
         self.phase: Phase | None = None
         self.is_kept_elsewhere = False  # another run's chief or servers keep its state, or it is a server
-        self.handles = 0  # a bit set of the signals for which the attempt's program has a handler
+        self.handles = 0  # the signals that the attempt's program handles: bit N is signal N
         self.serving_s: float | None = None  # since when it serves variables to other tasks
         self.has_served = False  # it has served in this launch
         self.model: ModelProgress | None = None  # the model that it trains with others, on servers
@@ -60,30 +60,38 @@ class TaskProgress:
 
     @property
     def resume_step(self) -> int:
-        """The step that the next attempt resumes from. A checkpoint from an earlier launch counts,
-        although only its name was seen.
+        """The step that the next attempt resumes from.
+
+        NO_STEP if there is no saved state, or if the program restores nothing. A checkpoint of an
+        earlier launch counts, although procsv has seen only its name.
         """
         return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.saved_step)
 
     @property
     def saved_step(self) -> int:
-        """Like `durable_step`; NO_STEP if the program has reset its steps since, and memory has a
-        state. That is the later one, although its step is lower.
+        """The step on disk that the next attempt can resume from.
+
+        This is `durable_step`, with one exception. If the program has reset its steps since that
+        save and a snapshot is in memory, the snapshot is the later state, although its step is
+        lower. Then this is NO_STEP.
         """
         return NO_STEP if self._has_begun_anew and self.snapshots.memory_step >= 0 else self.durable_step
 
     @property
     def lost_steps(self) -> int:
-        """The steps that the next attempt must redo: none if parameter servers hold the variables,
-        or if the run saves another task's state.
+        """How many steps the next attempt must redo.
+
+        This is 0 if parameter servers hold the variables, or if the task is not the chief.
         """
         if self.outlives_attempts or not self.keeps_state:
             return 0
         return max(0, self.own_step - max(self.resume_step, 0))
 
     def unsaved_s(self, now_s: float) -> float | None:
-        """Return the seconds of training since the last save, if the program has no step counter
-        and its steps are its saves (SaveHabit). None otherwise: then steps measure the loss.
+        """Return the seconds of training since the last save, if the program's steps are its saves.
+
+        A program without a step counter has this habit (SaveHabit). None otherwise, because steps
+        measure the loss then.
         """
         return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
 
@@ -95,7 +103,7 @@ class TaskProgress:
         self.snapshots.start_attempt()
 
     def read_beat(self, beat: Heartbeat) -> bool:
-        """Read a heartbeat; return whether the task has just begun to serve."""
+        """Read a heartbeat. Return True if it is the first one with which the task serves."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
@@ -115,14 +123,15 @@ class TaskProgress:
         return begins_to_serve
 
     def see_taken(self, step: int) -> None:
-        """Note the step of the newest snapshot that it left; the heartbeat, written now and then,
-        may be behind.
+        """Note the step of the newest snapshot that a dead attempt has left.
+
+        The attempt's last heartbeat may be older than that snapshot.
         """
         if step > self.own_step:
             self.step = self.own_step = step
 
     def recovered(self, first: FirstStepDone) -> None:
-        """The first step of an attempt has ended."""
+        """Note what is known once the first step of an attempt has ended."""
         self.habit, self._stepped_s = first.habit, max(self._stepped_s, first.ended_s)
         self.step = self.own_step = max(self.own_step, first.step)
         self.is_kept_elsewhere = first.source in ("chief", "alive")
@@ -138,7 +147,7 @@ class TaskProgress:
             self.steps_lost_with_servers = self._put_back(self.model, first)
 
     def _put_back(self, model: ModelProgress, first: FirstStepDone) -> int | None:
-        """Return the lost steps of all tasks; None for a task that restores nothing."""
+        """Return the lost steps of all tasks together; None if this task is not the chief."""
         if not self.keeps_state or first.source == "alive":
             model.see(first.step)
             return 0 if self.keeps_state else None
@@ -146,87 +155,92 @@ class TaskProgress:
 
     @property
     def keeps_training(self) -> bool:
-        """Whether the disk has trained state: more than the state that training begins with."""
+        """Whether the disk has trained state, not only the state with which training began."""
         return self.durable_step > 0 or (self.durable_step == 0 and self._has_saved)
 
     def durable(self, news: Durable) -> None:
         self._has_saved |= news.reason == "manual"
-        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # otherwise there is a later state
+        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # otherwise the disk has a later state
             self.durable_step = news.step
-            self._has_begun_anew &= news.step > self.own_step  # a step not reached yet was saved before the reset
+            # If the program has not reached this step since it reset its steps, the state was saved before the reset.
+            self._has_begun_anew &= news.step > self.own_step
 
 
 class ModelProgress(msgspec.Struct):
-    """The progress of a model that several tasks train on parameter servers, from the steps of all
-    of them.
+    """The progress of a model that several tasks train on parameter servers.
 
-    cluster.py makes it for runs with servers, and all training tasks share it. The chief alone
-    cannot tell what a lost server has cost, because the others keep training while the chief is
-    away. The last step read from a task may be half a second old, so a loss may be undercounted.
+    cluster.py makes one for a run with servers, and all training tasks share it. It counts the
+    steps of all tasks, because the other tasks keep training while the chief is away: the chief's
+    steps alone do not show what a lost server has cost. The last step read from a task may be half
+    a second old, so the loss may be counted too low.
     """
 
-    step: int = NO_STEP  # the highest since the model was last restored
+    step: int = NO_STEP  # the highest step since the model was last restored
     _lost_at: int = NO_STEP  # the model's step when it was lost with its servers
 
     def see(self, step: int) -> None:
-        """Note a new step of one of the tasks. Do not call it for an unchanged step, which may be
-        from before the model was restored.
+        """Note a new step of a task.
+
+        Do not call this again for the same step: that step may be older than the last restore of
+        the model.
         """
         self.step = max(self.step, step)
 
     def server_lost(self) -> None:
-        """Note that a server is lost, and at which step. Later steps are not lost with it."""
+        """Note that a server is lost at the current step. Later steps are not lost with it."""
         self._lost_at = max(self._lost_at, self.step)
 
     def put_back(self, restored_step: int, step: int) -> int:
-        """The chief has restored `restored_step` and made its first `step`; return how many steps
-        the lost servers cost.
+        """Note that the chief has restored the model. Return how many steps the lost servers cost.
 
-        The loss is counted up to the step at which the servers were lost, because the others may
-        already have trained on with the restored model.
+        `restored_step`: the step of the restored state. `step`: the first one that the chief made
+        with it. The loss counts up to the step at which the servers were lost, because other tasks
+        may already have made steps with the restored model.
         """
         reached, self.step, self._lost_at = self._lost_at, step, NO_STEP
         return max(0, reached - max(restored_step, 0)) if reached != NO_STEP else 0
 
 
 class SnapshotRecord(msgspec.Struct):
-    """The snapshots of one task's trainers: the newest in memory, what was lost with memory, and
-    why any failed.
+    """The snapshots of one task: the newest in memory, the newest that was lost, and failures.
 
-    The checkpoint service knows most of this, except what happened before it was started, and
-    states that never became a snapshot.
+    The checkpoint service knows most of this. It does not know what happened before it was started,
+    or which states never became a snapshot.
     """
 
     memory_step: int = NO_STEP  # of the newest snapshot in memory
     taken_step: int = NO_STEP  # of the newest snapshot that the trainer took, whether or not it still exists
     untaken: str = ""  # why recent snapshots failed; "" if they succeed
-    last_untaken: str = ""  # why the running trainer's last state never reached memory
-    _lost_step: int = NO_STEP  # of the newest snapshot that was lost with a dead trainer's memory
+    last_untaken: str = ""  # why the trainer's last state was not captured; "" if that did not fail
+    _lost_step: int = NO_STEP  # of a dead trainer's newest snapshot, if that is no longer in memory
 
     def start_attempt(self) -> None:
         self.taken_step, self.untaken, self.last_untaken = NO_STEP, "", ""
 
     def see_memory(self, step: int, trained_step: int) -> None:
-        """Note the step of the newest snapshot in memory, and how far the trainer has come."""
+        """Note the newest snapshot in memory. `trained_step`: the newest step of the trainer."""
         self.memory_step = step
-        if step <= trained_step:  # otherwise an earlier trainer's snapshot, which was not resumed
+        if step <= trained_step:  # otherwise an earlier trainer took it, and the running one did not resume from it
             self.taken_step = max(self.taken_step, step)
 
     def recovered(self) -> None:
-        """A trainer has resumed, so it no longer matters which states were lost before."""
+        """Forget lost states: a trainer has resumed, so they no longer matter."""
         self.last_untaken, self._lost_step = "", NO_STEP
 
     def died(self, memory_step: int, has_saved: bool) -> None:
-        """`memory_step`: of the newest snapshot that is left in memory. `has_saved`: the trainer
-        ended by itself, with its last state saved.
+        """Note that the trainer is dead, and whether its newest snapshot is lost.
+
+        `memory_step`: of the newest snapshot in memory. `has_saved`: the trainer ended by itself,
+        with its last state saved.
         """
         self.memory_step = memory_step
         if not has_saved and memory_step < self.taken_step:
             self._lost_step = self.taken_step
 
     def failed(self, news: SnapshotFailed) -> list[Say]:
-        """The program's state could not be captured; the checkpoint service does not know about
-        this.
+        """Report that the program's state could not be captured.
+
+        A failure for the last state of a trainer is only noted: `lost` reports it at the end.
         """
         what = f"step {news.step} could not be captured: {news.error}"
         if news.is_last:
@@ -236,13 +250,13 @@ class SnapshotRecord(msgspec.Struct):
         return [Say(f"no snapshot: {what}; training continues, and procsv keeps trying", is_bad=True)]
 
     def resumed(self, step: int) -> Say:
-        """Snapshots succeed again."""
+        """Report that snapshots succeed again."""
         self.untaken = ""
         return Say(f"snapshots succeed again, from step {step} on")
 
     def lost(self, durable_step: int) -> str:
-        """Say why the last state is not on disk, if the checkpoint service may not know about it;
-        "" otherwise.
+        """Return why the last state is not on disk, if the checkpoint service may not know that;
+        otherwise "".
         """
         if self.last_untaken or self._lost_step <= durable_step:
             return self.last_untaken

@@ -1,7 +1,7 @@
 """Judge whether procsv protects a program: whether it sees a session and saves its state.
 
-The user is warned if it does not. Used by trainer.py. Pure. The judgement covers all attempts of a
-launch: if any of them had a session, the program has one.
+If it does not, the user is warned. Used by trainer.py. Pure. The judgement covers all attempts of a
+launch: if one of them had a session, the program counts as a program with a session.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from procsv.watchdog.core.reporting import wording
 class Protection(msgspec.Struct):
     launch: LaunchSettings
     has_session: bool = False  # the program has, or had, a session of ours
-    is_saved: bool = False  # its snapshots are taken
-    serves: bool = False  # it serves variables that another process saves
-    restores: bool | None = True  # see SaveHabit
-    _is_unsaved: bool = False  # a session trains without snapshots
+    is_saved: bool = False  # procsv takes snapshots of it
+    serves: bool = False  # it serves variables, and another process saves them
+    restores: bool | None = True  # as SaveHabit.restores
+    _is_unsaved: bool = False  # it trains, but procsv takes no snapshots
     _started_s: float = math.inf  # when the first attempt started
     _is_warned: bool = False
 
@@ -34,7 +34,10 @@ class Protection(msgspec.Struct):
         self._started_s = min(self._started_s, now_s)
 
     def see(self, beat: Heartbeat) -> Say | None:
-        """Read the program's heartbeat; return a message if there is one."""
+        """Read the program's heartbeat.
+
+        Return a message if snapshots begin after the warning that nothing is saved; otherwise None.
+        """
         is_news = not self.is_saved and beat.snapshots.spacing is not Spacing.NONE
         self.is_saved |= is_news
         self.has_session |= self.is_saved or beat.phase not in WITHOUT_SESSION or beat.step >= 0
@@ -43,8 +46,9 @@ class Protection(msgspec.Struct):
         return Say("a session has begun: its state is saved from here on") if is_news and self._is_warned else None
 
     def see_first_step(self, task: TaskId, incarnation: int, habit: SaveHabit, saved_step: int) -> list[Action]:
-        """Return the warnings for a start that restored nothing. `saved_step`: of the state that it
-        could have restored.
+        """Note the first step of an attempt. If the program restored nothing, return the warning.
+
+        `saved_step`: of the state that the program could have restored.
         """
         self.has_session = True
         is_news = habit.restores is False and self.restores is not False
@@ -55,8 +59,10 @@ class Protection(msgspec.Struct):
         return [told, Say(wording.not_restored(saved_step, habit), is_bad=True)]
 
     def is_protected(self, is_over: bool) -> bool | None:
-        """Whether it is protected; None while that is unknown, and where other processes save its
-        state.
+        """Whether procsv saves the program's state, and the program restores it.
+
+        None while that is unknown, and for a program whose variables another process saves.
+        `is_over`: the run has ended, so a program without a session will not open one any more.
         """
         if self.serves and not self.is_saved:
             return None
@@ -67,8 +73,10 @@ class Protection(msgspec.Struct):
         )
 
     def warn(self, task: TaskId, incarnation: int, now_s: float, *, is_killed: bool = False) -> list[Action]:
-        """Warn once that nothing is saved, when the program has had its time to open a session, or
-        was killed before that.
+        """Warn once that nothing is saved.
+
+        Do so if the program has not opened a session in the time allowed, or was killed before
+        (`is_killed`).
         """
         seconds = now_s - self._started_s
         if self._is_warned or self.has_session or not (is_killed or seconds >= self.launch.session_s):

@@ -1,7 +1,7 @@
 """End an attempt: ask it to end, kill it if it is late, and note when all of it is gone.
 
-Used by trainer.py. Pure. An attempt is asked by a signal and by a message, which mean the same. No
-other attempt is started while processes of a dead one remain.
+Used by trainer.py. Pure. The watchdog asks an attempt to end by a signal and by a message, which
+mean the same. No other attempt starts while processes of a dead attempt remain.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Te
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings
 
-SERVERLESS_S = 5.0  # how long an attempt may take to end once its parameter server is gone: it has nothing left to save
-TREE_S_MAX = 30.0  # a process that is still there this long after a kill is called unkillable
+SERVERLESS_S = 5.0  # how long an attempt may take to end after its parameter server: nothing is left to save
+TREE_S_MAX = 30.0  # a process that is still there this long after SIGKILL counts as unkillable
 
 
 class Stopping:
@@ -28,23 +28,27 @@ class Stopping:
         self._grace_s = settings.launch.grace_s
         self._own_grace_s: float | None = None  # the grace period of a preemption of this task
         self._is_serverless = False
-        self.reason: Reason = "final"  # for its last checkpoint
-        self.recycled = ""  # why it was asked to save and end for a restart
-        self.we_killed = ""  # why we killed it
-        self.is_told = False  # it was sent the signal to end
+        self.reason: Reason = "final"  # what its last checkpoint records as the reason
+        self.recycled = ""  # why it was asked to save and end for a restart; "": it was not
+        self.we_killed = ""  # why the watchdog killed it; "": it did not
+        self.is_told = False  # it was asked to end
         self.tree_is_gone = True
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
 
     @property
     def stop_s(self) -> float:
-        """How long it may take to end: its share of the run's grace, or all of its own."""
+        """How long the attempt may take to end.
+
+        That is its share of the run's grace period; or, if this task alone is preempted, all of its
+        own grace period.
+        """
         stop_s = self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
         return min(stop_s, SERVERLESS_S) if self._is_serverless else stop_s
 
     @property
     def is_planned(self) -> bool:
-        """Whether it was asked to end for a restart, and was killed because it did not."""
+        """Whether it was asked to end for a restart, and was killed because it was late."""
         return bool(self.recycled and self.we_killed)
 
     def start_attempt(self) -> None:
@@ -58,8 +62,9 @@ class Stopping:
         self.recycled, self.reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
 
     def lose_server(self, now_s: float) -> None:
-        """A server that it trains with has ended for good. It may wait for that server until it is
-        killed, so kill it sooner.
+        """Shorten the time to end: a parameter server that the attempt needs has ended.
+
+        The attempt may wait for that server without end, so it is killed sooner.
         """
         if not self._is_serverless:
             self._is_serverless = True
@@ -68,7 +73,7 @@ class Stopping:
 
     # -- its processes -------------------------------------------------------------------------------------
     def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> list[Action]:
-        """Ask it to end. A repeated request gives it no more time."""
+        """Ask the attempt to end. A repeated request does not extend its time."""
         asked = Tell(self._task, StopTraining(self.stop_s, self.reason, ends_run))
         if self.is_told:
             return [asked]
@@ -84,24 +89,26 @@ class Stopping:
         return [KillTree(self._task, incarnation)]
 
     def clear(self, incarnation: int, now_s: float, *, has_ended: bool = False) -> list[Action]:
-        """It is dead: end the processes that it left. `has_ended`: it ended normally by itself."""
+        """End what a dead attempt has left. `has_ended`: it ended normally by itself."""
         self.tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
         return [ClearTree(self._task, incarnation, has_ended)]
 
     def is_cleared(self) -> bool:
-        """Note that none of its processes is left. Return whether that is new."""
+        """Note that no process of the attempt is left. Return whether that is new."""
         was_left = not self.tree_is_gone
         self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s
         return was_left
 
     def never_began(self) -> None:
-        """Its process was never started, so there is nothing to kill: drop the deadlines."""
+        """Drop the deadlines: the process was never started, so there is nothing to kill."""
         self._kill_at_s = self._killed_s = None
 
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
-        """True once, when its time to end is over, if it is then killed (`is_killed`) or is only
-        observed.
+        """Return True once, when the time to end is over, and note why the attempt is killed.
+
+        `is_killed`: a late attempt in this state is to be killed. If not, return True only for an
+        observed program, which is not killed.
         """
         if self._kill_at_s is None or now_s < self._kill_at_s or not (is_killed or self._observes):
             return False
@@ -113,7 +120,7 @@ class Stopping:
         return True
 
     def take_stays(self, now_s: float) -> bool:
-        """True once, when something of it remains for too long after the kill."""
+        """Return True once, when some process remains for too long after the kill."""
         if self._killed_s is None or now_s - self._killed_s < TREE_S_MAX:
             return False
         self._killed_s = None

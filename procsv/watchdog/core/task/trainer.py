@@ -1,11 +1,13 @@
 """Supervise one task of a run, a trainer, through all its attempts.
 
-Used by run.py, one for each task. It feeds events to the lifecycle table and turns the table's
-actions into actions for the event loop. stopping.py ends an attempt, trainer_news.py reads its
-heartbeats and messages, next_start.py decides whether another follows, and trainer_facts.py holds
-what is known of the task. Pure: time and facts are arguments. Each method returns first what the
-part that handled the news wants, then what the table wants, and last, if the state has changed, the
-action that writes run.json.
+run.py has one TrainerSupervisor for each task. A TrainerSupervisor feeds events to the lifecycle
+table, and turns the table's actions into actions for the event loop. stopping.py ends an attempt,
+trainer_news.py reads its heartbeats and messages, next_start.py decides whether another attempt
+follows, and trainer_facts.py holds the state of the task. Pure: time and facts are arguments.
+
+Each method returns a list of actions in this order: first the actions of the part that handles the
+news, then the actions of the table, and last the action that writes run.json, if the state has
+changed.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class TrainerSupervisor(TrainerFacts):
         return self._do(self.life.handle(LifecycleEvent.HELD), now_s)
 
     def prepares(self, news: Preparing) -> None:
-        """Note how long a due start waits for the host's standby, and if that has a process."""
+        """Note how long a due start waits for the host's standby, and whether that is alive."""
         self.standby_wait_s, self.standby_is_alive = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> list[Action]:
-        """Take over a trainer that a previous coordinator started; its attempt continues."""
+        """Take over a trainer that a previous coordinator started. The attempt continues."""
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
@@ -73,11 +75,11 @@ class TrainerSupervisor(TrainerFacts):
     def not_started(self, news: NotStarted, now_s: float) -> list[Action]:
         state = self.life.state
         self.stopping.never_began()
-        if state is TaskState.STOPPING:  # it was asked to end before it was started, so this is its end
+        if state is TaskState.STOPPING:  # it was asked to end before its process was started, so it has ended
             return self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
         wanted: list[Action] = []
         self.next.due_s = now_s
-        # Not a failure to report if it was being ended anyway, or if its host will try another way.
+        # Report the failure, unless the attempt was being ended anyway, or its host has reported the failure.
         if state is not TaskState.RECYCLING and not news.is_tried_again:
             wanted.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
             self.next.due_s += self.history.not_spawned_delay_s()
@@ -96,9 +98,7 @@ class TrainerSupervisor(TrainerFacts):
         self.snapshots.see_memory(step, self.progress.own_step)
 
     def said(self, said: Said, now_s: float) -> list[Action]:
-        """Handle a message from the running trainer. A message from an older attempt changes
-        nothing.
-        """
+        """Handle a message from the newest attempt. A message from an older attempt is ignored."""
         if said.incarnation != self.incarnation:
             return []
         if not self.pid:
@@ -113,20 +113,20 @@ class TrainerSupervisor(TrainerFacts):
         if ended.beat is not None:
             wanted += self._news.read_beat(ended.beat).wanted
         self.progress.see_taken(ended.taken_step)
-        # `returned` counts only if the program had a session. In any other program the main module
-        # may return at once while its other threads do the work.
+        # The exit code in `returned` counts only if the program had a session. In other programs, the main module may return
+        # at once while other threads do the work.
         is_known = ended.beat is not None and self.hanging.liveness.had_session
         code = ended.beat.returned if ended.beat is not None and is_known else NOT_RETURNED
-        # If the program had returned before a signal killed its process, its exit code counts.
+        # If the program's main module had returned before a signal killed the process, that exit code counts.
         if code != NOT_RETURNED and ended.exit.code is None:
             wanted.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
         has_left = ended.beat is None or ended.beat.returned == NOT_RETURNED
         is_told = self.was_noticed if self.life.is_live else self.life.state is TaskState.RECYCLING
         if ended.exit.code == exit_codes.DONE and has_left and is_told and not self._observes:
-            # It called os._exit(0) when its loop was asked to end. That does not mean that the program is complete.
+            # The program called os._exit(0) because its loop was asked to end, so it is not complete.
             ended = replace(ended, exit=Exit(exit_codes.RESUMABLE, None))
-        # A program that returned anything but our 75 had returned before it was asked to end.
+        # If the main module returned anything but procsv's 75, it did so before it was asked to end.
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
         is_asked = (
             is_in_time and self.life.state in (TaskState.STOPPING, TaskState.RECYCLING) and not self.next.lost_peer
@@ -140,7 +140,7 @@ class TrainerSupervisor(TrainerFacts):
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
         if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
-            kind = CauseKind.CHECKPOINTED  # its own handler ended it as asked: exit 0 does not mean it is complete
+            kind = CauseKind.CHECKPOINTED  # its own handler ended it as asked, so exit 0 does not mean complete
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         # A program with its own SIGTERM handler may have returned because we asked it to stop.
@@ -161,15 +161,17 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: TrainerSupervisor, size: int) -> None:
-        """Put it into a gang of `size` tasks. They all share the chief's record of failures, and
-        resume from the chief's state.
+        """Make the task a member of a gang of `size` tasks.
+
+        All members share the chief's record of failures, and resume from the chief's state.
         """
         self._state_of = chief
         self.next.bind(chief.next, size)
 
     def leave_gang(self, why: str, now_s: float) -> list[Action]:
-        """Its gang is broken: end it without counting a failure, and hold back its next start until
-        the gang restarts.
+        """End the task because its gang is broken. This does not count as its failure.
+
+        The next start waits until the gang restarts.
         """
         self.next.is_held = True
         if self.life.state is TaskState.DONE:
@@ -187,26 +189,31 @@ class TrainerSupervisor(TrainerFacts):
     def settled(
         self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float
     ) -> list[Action]:
-        """The dead trainer's last state is on disk, or cannot be saved."""
+        """Handle the answer that the dead trainer's last state is on disk, or cannot be saved.
+
+        `of`: the question that it answers. If that is not the open one, do nothing.
+        """
         return self.weigh_verdict(now_s) if self.last_save.flush_answered(of, news.error) else []
 
     def weigh_verdict(self, now_s: float) -> list[Action]:
-        """The last state is on disk, or cannot be saved: now the progress is known."""
+        """Decide about the restart, if that waited until the last state is saved or cannot be."""
         return self._follow(self.next.weigh(now_s), now_s)
 
     def go_back(self, step: int) -> list[Action]:
-        """Attempts that resumed from the state at `step` kept crashing: have the next one resume
-        from an older state.
+        """Let the next attempt resume from an older state than the one at `step`.
+
+        Attempts that resumed from that state crashed repeatedly.
         """
-        # It still runs if another task of its gang crashed; then it is about to be ended with the gang.
+        # If another task of the gang crashed, this one may still run. It is about to be ended with the gang.
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))
         suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
         return [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
     def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> list[Action]:
-        """End it because the run ends. `now`: do not wait for the program. `reason` is recorded in
-        its last checkpoint.
+        """End the task because the run ends.
+
+        `now`: kill it instead of asking. `reason`: what its last checkpoint records as the reason.
         """
         if now:
             self.stopping.we_killed = why
@@ -215,7 +222,10 @@ class TrainerSupervisor(TrainerFacts):
         return self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
 
     def recycle(self, why: str, by_hand: bool, now_s: float) -> list[Action]:
-        """Let the trainer save and end, then restart it. That is not counted as a failure."""
+        """Let the trainer save and end, then restart it. That does not count as a failure.
+
+        `by_hand`: a user asked, so forget all failures, and do not delay a start that is due later.
+        """
         if by_hand:
             self.history.forgive()
             self.next.due_s = now_s if self.next.due_s is not None else None
@@ -236,8 +246,10 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- time ----------------------------------------------------------------------------------------------
     def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> list[Action]:
-        """Check whether the running trainer makes progress. `activity` is a number that changes
-        whenever one of its processes does anything; None if that was not checked.
+        """Check whether the running trainer makes progress.
+
+        `activity`: a number that changes whenever one of its processes does anything; None if that
+        was not checked.
         """
         state = self.life.state
         found = self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)
@@ -267,26 +279,28 @@ class TrainerSupervisor(TrainerFacts):
         return wanted
 
     def _start_s(self) -> float | None:
-        """Return when the next trainer starts, after a wait for its host's standby. None if none is
-        due, if its gang holds it back, or if processes of the last one are left.
+        """Return when the next trainer starts at the latest: after the wait for the host's standby.
+
+        None if no start is planned, if the gang holds it back, or while processes of the last
+        trainer are left.
         """
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
         return self.next.due_s + self.standby_wait_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether its start is due, and waits for its host's standby."""
+        """Whether the next start is due, but waits for the host's standby."""
         start_s, due_s = self._start_s(), self.next.due_s
         is_due = start_s is not None and due_s is not None and due_s <= now_s < start_s
         return is_due and self.life.state is TaskState.BACKOFF
 
     def next_due_s(self) -> float | None:
-        """Return when `check_deadlines` will have something to do."""
+        """Return when `check_deadlines` next has something to do; None if there is no deadline."""
         return first_due_s((self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s()))
 
     # -- what follows --------------------------------------------------------------------------------------
     def _follow(self, reaction: Reaction, now_s: float) -> list[Action]:
-        """Return the actions that a part wants, then those that its event causes in the table."""
+        """Return the actions of a part, then the actions that its event leads to in the table."""
         wanted, event, detail = reaction
         return wanted if event is None else [*wanted, *self._handle(event, now_s, detail)]
 
@@ -349,7 +363,7 @@ class TrainerSupervisor(TrainerFacts):
         if self.ends_run:
             return []
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
-            # It stopped by itself, or by Ctrl-C.
+            # The observed program stopped by itself, or by Ctrl-C.
             return self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))
         is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None

@@ -1,7 +1,7 @@
 """Hold the state of one task of a run, with read-only properties derived from it.
 
-The last save is part of it. Base of TrainerSupervisor, which handles events. Read by code that
-shows a task or decides for several. Pure.
+Pure. TrainerFacts is the base of TrainerSupervisor, which handles events. Code that shows a task,
+or that decides for several tasks, reads it. LastSave tracks whether the last state is on disk.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ from procsv.watchdog.core.task.stopping import Stopping
 
 
 class LastSave:
-    """Whether the last state of the newest ended attempt is on disk: the question to the checkpoint
-    service, and its answer.
+    """Whether the last state of the task is on disk.
 
-    A task with too many failures is not given up before the answer, because the state that is
-    being saved may be progress.
+    When an attempt has ended, the watchdog asks the checkpoint service (TrainerExited), and the
+    service answers once the attempt's states are saved or cannot be saved. Until then, a task with
+    too many failures is not given up, because the state that is being saved may be progress.
     """
 
     def __init__(self, task: TaskId) -> None:
         self._task = task
-        self.unsettled: watchdog_messages.TrainerExited | None = None  # the question without an answer yet
-        self.error = ""  # why that state is not on disk
-        self._avoid_step = NO_STEP  # a state from which another gang member resumed and crashed repeatedly
+        self.unsettled: watchdog_messages.TrainerExited | None = None  # the question; None once it is answered
+        self.error = ""  # why the last state is not on disk; "" if it is, or if that is unknown
+        self._avoid_step = NO_STEP  # for the next question: members of the gang crashed repeatedly from this state
 
     def has_ended(self, incarnation: int, *, is_clean: bool) -> None:
-        """The attempt left something to save. `is_clean`: it had saved by itself, or was asked to
-        end.
+        """Ask about an attempt that has ended.
+
+        `is_clean`: it completed, saved by itself, or was asked to end.
         """
         self.unsettled = watchdog_messages.TrainerExited(incarnation, is_clean, self._avoid_step, self._task)
         self._avoid_step = NO_STEP
 
     def avoid(self, step: int, incarnation: int, *, is_running: bool) -> None:
-        """Ask the service to give the next attempt a state before `step`. If an attempt is still
-        running, ask after its end.
+        """Ask the service to give the next attempt an older state than the one at `step`.
+
+        If an attempt is still running, ask after its end.
         """
         if is_running:
             self._avoid_step = step
@@ -56,8 +58,10 @@ class LastSave:
             self.unsettled = watchdog_messages.TrainerExited(incarnation, False, step, self._task)
 
     def flush_answered(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
-        """Note an answer, and return whether it answers the open question. `error`: why the state
-        cannot be saved; "" if it is on disk.
+        """Note an answer. Return False, and change nothing, if it is not for the open question.
+
+        `of`: the question that is answered. `error`: why the state cannot be saved; "" if it is on
+        disk.
         """
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return False
@@ -65,11 +69,11 @@ class LastSave:
         return True
 
     def fail(self, why: str) -> None:
-        """The state is not on disk, because of `why`. Only the first reason is kept."""
+        """Note why the state is not on disk. Only the first reason is kept."""
         self.error = self.error or why
 
     def nobody_keeps(self) -> None:
-        """No service keeps the state of this task, so there is nothing to ask."""
+        """Drop the question: no service keeps the state of this task."""
         self.unsettled = None
 
 
@@ -90,12 +94,13 @@ class TrainerFacts:
         self.incarnation = incarnation  # of the running trainer, or of the next one
         self.pid = 0
         self.restarts = 0
-        self.was_noticed = False  # the running attempt got a notice of its own, such as SIGTERM, which may end it
-        self.was_connected = False  # a trainer of this launch has connected, and may have left something to save
-        self.ends_run = False  # it has ended for good, or is unkillable while the run ends; if the chief, the run ends
-        self.deletes_logdir = False  # the program deletes it at its start, with the checkpoints in it
-        self.standby_wait_s = 0.0  # how long a due start waits for its host's standby
-        self.standby_is_alive = False  # the host's standby has a process
+        self.was_noticed = False  # the running attempt itself received a preemption notice, such as SIGTERM
+        self.was_connected = False  # an attempt of this launch has sent its Hello, so there may be something to save
+        # The task has ended and will not restart, or is unkillable while the run ends. If it is the chief, the run ends.
+        self.ends_run = False
+        self.deletes_logdir = False  # the program deletes the logdir, and the checkpoints in it, when it starts
+        self.standby_wait_s = 0.0  # how long a due start waits for the host's standby
+        self.standby_is_alive = False  # the process of the host's standby exists
 
     # -- its parts -----------------------------------------------------------------------------------------
     @property
@@ -112,12 +117,12 @@ class TrainerFacts:
 
     @property
     def unsettled(self) -> watchdog_messages.TrainerExited | None:
-        """The open question to the checkpoint service about the last trainer."""
+        """The open question to the checkpoint service about the last trainer, if any."""
         return self.last_save.unsettled
 
     @property
     def unsaved(self) -> str:
-        """Why the last trainer's newest state is not on disk; "" if it is, or if that is unknown."""
+        """Why the last trainer's newest state is not on disk; "" if it is, or nothing is known."""
         return self.last_save.error
 
     @property
@@ -131,12 +136,12 @@ class TrainerFacts:
 
     @property
     def restart_s(self) -> float | None:
-        """The monotonic time of the next start."""
+        """The monotonic time of the next start; None if no start is planned."""
         return self.next.due_s
 
     @property
     def gave_up(self) -> str:
-        """Why it is not restarted; "" if it may be."""
+        """Why procsv has given up the task; "" if it has not."""
         return self.next.gave_up
 
     # -- what is seen --------------------------------------------------------------------------------------
@@ -155,31 +160,30 @@ class TrainerFacts:
 
     @property
     def is_before_session(self) -> bool:
-        """Whether the running trainer has not asked for a session yet, so that it has no state of
-        its own.
-        """
+        """Whether the running trainer has not asked for a session yet, so it has no state."""
         return bool(self.pid) and self.progress.own_step == NO_STEP and self.progress.phase in (None, Phase.IMPORT)
 
     @property
     def steps_per_s(self) -> float | None:
-        """How many steps of its own the task makes per second; None if it is not training, or that
-        is unknown.
+        """How many steps the task itself makes per second; None if it does not train, or too few
+        steps were measured.
         """
         call_s = self.hanging.liveness.calls.median_s
         is_known = self.life.state is TaskState.RUNNING and call_s > 0.0
         return float(f"{1.0 / call_s:.4g}") if is_known else None
 
     def is_suspect(self, now_s: float) -> bool:
-        """Whether its heartbeat has stopped. That does not prove a hang: it may be in a long call
-        that holds the GIL.
+        """Whether the heartbeat of the running trainer has stopped.
+
+        That does not prove a hang: the trainer may be in a long call that holds the GIL.
         """
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 
     def wants_activity(self, now_s: float) -> bool:
-        """Whether to check if its processes do anything."""
+        """Whether it is time to check the activity of the trainer's processes."""
         return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
 
     @property
     def is_gone(self) -> bool:
-        """Whether its last attempt is completely gone, and it will be restarted."""
+        """Whether no process of the last attempt is left, and the task will be restarted."""
         return self.life.state is TaskState.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None

@@ -1,8 +1,8 @@
 """Read the news of the running trainer, and watch whether it progresses.
 
-Used by trainer.py. Pure. The news is its heartbeats and messages, which go to the parts of the task
-that they concern. The Reaction holds the actions that these parts want, and the event that the news
-is for the lifecycle.
+Used by trainer.py. Pure. A trainer's heartbeats and messages go to the parts of the task that they
+concern. The answer is a Reaction: the actions that these parts want, and the event, if any, for the
+task's lifecycle.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PHASES = {
 
 
 class TrainerNews:
-    """Hands the news to the parts of the task `of`."""
+    """Hand heartbeats and messages to the parts of one task."""
 
     def __init__(self, of: TrainerFacts) -> None:
         self._of = of
 
     def read_beat(self, beat: Heartbeat) -> Reaction:
-        """Read the heartbeat, of a running trainer or as a dead one left it."""
+        """Read the current heartbeat of a running trainer, or the last one of a dead trainer."""
         if self._of.progress.read_beat(beat):
             self._of.history.served()
         news = self._of.protection.see(beat)
@@ -56,21 +56,21 @@ class TrainerNews:
             case watchdog_messages.FirstStepDone() as recovered:
                 return Reaction(self._recovered(recovered), LifecycleEvent.READY)
             case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
-                pass  # it received our own signal
+                pass  # the notice is the watchdog's own SIGTERM
             case watchdog_messages.Note(entry):
                 return Reaction(self._noted(entry))
             case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
-                pass  # conversation.py answers the first; the second is for the gang
+                pass  # conversation.py answers AdoptLogdir; run.py passes TrainsInStep to the gang
             case watchdog_messages.Loaded():
-                pass  # for its host
+                pass  # for the task's host
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
         return Reaction([])
 
     def said_at_its_end(self, body: messages.Body) -> list[Action]:
-        """Handle a message that it sent before its end, but that arrived after its end was seen.
+        """Handle a message from a trainer that arrives after its end was seen.
 
-        That happens if the watchdog has not read its messages for a while.
+        The trainer sent it before its end, but the watchdog did not read messages for a while.
         """
         match body:
             case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
@@ -105,7 +105,10 @@ class TrainerNews:
 
 @dataclass(slots=True)
 class TrainerWatch:
-    """`observes`: procsv did not start the program, and does not end it for a hang."""
+    """Watch whether a trainer makes progress.
+
+    `observes`: procsv did not start the program, and does not end it for a hang.
+    """
 
     task: TaskId
     hanging: HangEscalation[Liveness]
@@ -113,8 +116,8 @@ class TrainerWatch:
     progress: TaskProgress
     record: AttemptRecord
     observes: bool
-    _stalled_s: float = 0.0  # how long the observed program made no progress
-    _is_suspected: bool = False  # suspected of doing nothing at all; reported once
+    _stalled_s: float = 0.0  # how long an observed program had made no progress when it went on
+    _is_suspected: bool = False  # the program was reported to do nothing at all; this is reported once
 
     def watch_trainer(
         self,
@@ -125,7 +128,11 @@ class TrainerWatch:
         activity: int | None,
         now_s: float,
     ) -> Reaction:
-        """`activity`: of its processes, if they were checked."""
+        """Return the reports about the trainer's progress, and the event if it hangs or goes on.
+
+        `activity`: a number that changes whenever one of the trainer's processes does anything;
+        None if that was not checked.
+        """
         wanted: list[Action] = []
         if is_stopped and state is TaskState.RUNNING:
             self.record.freeze(now_s)
@@ -136,7 +143,7 @@ class TrainerWatch:
             hang = self.hanging.hang
             if hang is not None and self.hanging.liveness.has_returned and not self.observes:
                 wanted.append(Say(wording.lingers(hang.seconds)))
-                # It saves and ends with the program's exit code, or is killed.
+                # Its main module has returned. It now saves and ends with the program's exit code, or is killed.
                 return Reaction(wanted, LifecycleEvent.RECYCLE_ASKED)
             return Reaction(wanted, LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS)
         if (news := self.hanging.liveness.take_too_short()) is not None:
@@ -149,8 +156,9 @@ class TrainerWatch:
         return Reaction(wanted)
 
     def _watch_without_session(self, incarnation: int, now_s: float) -> list[Action]:
-        """Report what can be said about a program without a session. It may not be training, and is
-        left alone.
+        """Report that a program without a session is not saved, or may hang.
+
+        Such a program may not be training, so it is never ended for a hang.
         """
         wanted = self.protection.warn(self.task, incarnation, now_s) if self.progress.keeps_state else []
         hang = self.hanging.liveness.suspicion(now_s)
@@ -160,5 +168,5 @@ class TrainerWatch:
         return wanted
 
     def report_progress(self, incarnation: int) -> list[Action]:
-        """A stalled program makes progress again."""
+        """Report that a stalled program makes progress again."""
         return list(wording.goes_on(self.task, incarnation, self._stalled_s, self.progress.own_step))
