@@ -43,12 +43,13 @@ class EagerController:
         """Prepare to train; `enter_run` connects to the run.
 
         `snapshot_s` is the time between snapshots in seconds. If it is None, the time follows from
-        what snapshots cost; if it is 0.0, snapshots are taken only for saves.
+        what snapshots cost. If it is 0.0, snapshots are taken only for saves.
 
-        `restores(is_new)` is called if training starts without `restore`. It returns whether the
-        program restores checkpoints by itself; None if that is unknown. If `is_new` is False, there
-        is a checkpoint: has the program restored it? If `is_new` is True, there is none that can be
-        used: would the program have restored one?
+        If training starts without `restore`, the controller calls `restores(is_new)` to learn
+        whether the program restores checkpoints by itself. None means unknown. If `is_new` is
+        False, there is a checkpoint, and the answer says whether the program has restored it. If
+        `is_new` is True, there is no usable checkpoint, and the answer says whether the program
+        would have restored one.
         """
         self.runtime, self.plan = runtime, plan
         self.training: TrainingRun | None = None
@@ -56,16 +57,17 @@ class EagerController:
         self._restores = restores
         self._is_in_run = False
         self._has_trained = False
-        self.on_given_way: Callable[[], None] | None = None  # called by `give_way`; None: give_way is not allowed
+        self.on_given_way: Callable[[], None] | None = None  # `give_way` calls it; None: this training never gives way
         self._saved_runs = -1  # how many steps had ended at the program's last save
         self._restored_step: int | None = None  # the step of the checkpoint that the training began from
         self._found: Origin | None = None  # the newest checkpoint, if the program restores by itself
 
     # -- beginning -------------------------------------------------------------------------------------------
     def enter_run(self) -> None:
-        """Connect to the run, unless it is already connected.
+        """Connect to the run, unless this controller is already connected.
 
-        Raise UserError if another training of this process is in the run.
+        An earlier training in the same directory gives way if it can. Raise UserError if another
+        training of this process is still in the run.
         """
         if self._is_in_run:
             return
@@ -100,10 +102,11 @@ class EagerController:
         return Path(os.path.realpath(self.plan.save_path)).parent
 
     def give_way(self) -> None:
-        """End the training so that another one can start, if the owner of this one allows it.
+        """End this training so that another can start.
 
-        The program may be in the middle of a step, so this keeps the newest snapshot and takes no
-        further one.
+        Do nothing if `on_given_way` is None, or on any other thread than the training thread. The
+        program may be in the middle of a step, so this takes no further snapshot. It waits until
+        the newest requested snapshot is on disk.
         """
         on_end, training = self.on_given_way, self.training
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
@@ -129,13 +132,17 @@ class EagerController:
         return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
-        """Return False if this process already trains under procsv, in this run or this logdir."""
+        """Return whether no other training of this process uses this run or its logdir."""
         others = [one for one in watched() if one is not self.runtime]
         is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
-        """Return the newest state on disk, or FRESH, for a program that restores by itself."""
+        """Return the newest checkpoint, for a program that restores by itself.
+
+        If a crash left a newer state in memory, the checkpoint service writes it to disk first. If
+        there is no state, the source of the result is "fresh".
+        """
         self.enter_run()
         if self._found is None:
             answer = ask_newest(self.runtime, durable_only=True)
@@ -153,7 +160,10 @@ class EagerController:
         return origin
 
     def start_training(self) -> None:
-        """Start the training with the program's own state, which it may have restored itself."""
+        """Start the training with the state that the program has now.
+
+        The program may have restored this state by itself.
+        """
         self.enter_run()
         if not self.keeps_state:
             self.start_with(self._make_source(), FRESH)
@@ -173,12 +183,18 @@ class EagerController:
         self.training.habit = SaveHabit("step", restores)
 
     def find_state(self, source: EagerState) -> Origin:
-        """Have the newest state restored into `source`, which starts to train later."""
+        """Restore the newest state into `source`, whose training starts later.
+
+        Return where the state came from; FRESH if there is none.
+        """
         self.enter_run()
         return restore_newest(self.runtime, source)
 
     def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
-        """Start the training of `source`, which has the state of `origin`."""
+        """Start the training of `source`, whose state came from `origin`.
+
+        Without `has_snapshots`, and in tasks whose state is not saved, no snapshot is taken.
+        """
         has_snapshots = has_snapshots and self.keeps_state
         cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
         training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
@@ -191,7 +207,7 @@ class EagerController:
             training.snapshots.start_cadence()
 
     def check_thread(self) -> None:
-        """Raise UserError unless this is the training thread, as `step` and `save` require."""
+        """Raise UserError on any other thread than the training thread, for `step` and `save`."""
         if self.training is not None and threading.get_ident() != self.training.boundary.thread:
             raise UserError("call step() and save() on the training thread: on any other the state may be incomplete")
 
@@ -204,7 +220,7 @@ class EagerController:
         return self.training.snapshots.capture_async("manual")
 
     def wait_saved(self, record: Record) -> str:
-        """Wait until `record` is a durable checkpoint. Return "", or why it is not one."""
+        """Wait until `record` is a checkpoint on disk. Return "" then, or why it is not saved."""
         assert self.training is not None
         snapshots = self.training.snapshots
         assert snapshots is not None
@@ -225,7 +241,7 @@ class EagerController:
         """Save the last state, unless the program has, and end the training.
 
         A program that ended with an error may have been in the middle of a step. Then its newest
-        snapshot is kept instead.
+        snapshot is kept instead. On any other thread than the training thread, this only warns.
         """
         training = self.training
         if training is None:
@@ -244,7 +260,7 @@ class EagerController:
         self.end_training()
 
     def _is_saved(self, training: TrainingRun) -> bool:
-        """Return whether the program has asked to save this state, or has just restored it."""
+        """Return whether the program has already asked to save this very state, or restored it."""
         runs = training.boundary.runs
         return runs == self._saved_runs or (runs == 0 and training.read_step() == self._restored_step)
 
@@ -269,7 +285,10 @@ class EagerController:
 
 
 def seconds_of(snapshot_secs: SnapshotSecs, runtime: Runtime) -> float | None:
-    """Return the seconds between snapshots: None for auto, 0.0 for none between saves."""
+    """Return the seconds between snapshots: None for auto, 0.0 for snapshots only at saves.
+
+    Raise ValueError if `snapshot_secs` is none of the allowed values.
+    """
     told: Any = runtime.connection.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
     if told == "auto":
         return None

@@ -1,13 +1,18 @@
 """Replace tf.train.CheckpointManager under `--drop-in`, in a program that does not know procsv.
 
-The program's state is known to be whole only during its own `save`. So only `save` captures it, and
-nothing is captured between two saves. How long a program takes from one save to the next is
-unknown, too, so hangs are not detected in between.
+procsv knows that the program's state is whole only while the program calls `save`. So only `save`
+captures it. procsv does not know how long the program takes from one save to the next, so it
+detects no hang between two saves.
 
-A program may have several managers, but only one can be supervised. If the run has a directory, it
-is the manager of that directory. If not, it is the first manager that the program restores with.
-If the program saves before it restores, it is the manager that it last asked for checkpoints, or,
-if it has asked none, the first manager that saves. The others stay TensorFlow's own.
+A program may have several managers, but procsv supervises only one. It chooses in this order:
+
+* If the run already has a directory: the manager of this directory, or else the first manager that
+  the program asks for checkpoints, because a program may name a new directory at each start.
+* The first manager with which the program restores.
+* If the program saves before it restores: the manager that it last asked for checkpoints. If it has
+  asked none, the first manager that saves.
+
+The other managers behave as TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -46,9 +51,9 @@ _looked_at: list[None] = []  # not empty if the program has asked which checkpoi
 
 
 class _InPlaceOfTheirs(type):
-    """Counts TensorFlow's own managers as instances.
+    """Makes `isinstance` accept TensorFlow's own managers, too.
 
-    Some were made before the replacement, and the program tests them by isinstance with this class.
+    The program may have made such a manager before TensorFlow's class was replaced by ours.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -95,10 +100,11 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
 
     # -- the choice of the manager ---------------------------------------------------------------------------
     def _supervise_if_possible(self, is_saving: bool = False) -> bool:
-        """Supervise this manager unless another one is supervised. Return whether it is now.
+        """Supervise this manager, unless another one is supervised or this one cannot be.
 
-        If not, a later call may succeed. `is_saving`: a supervised manager of the same directory
-        gives way, as when a notebook cell runs again.
+        Return whether this manager is supervised now. While another one is, a later call may still
+        succeed. If `is_saving`, a supervised manager of the same directory gives way first. That
+        happens when a notebook cell runs again.
         """
         if self._is_supervised is None and is_saving:
             for before in _supervised:
@@ -127,7 +133,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self._controller.find_newest()
 
     def _directory_now(self) -> Any:
-        """Return the directory as spelled, or absolute if the working directory has changed."""
+        """Return the directory as the program spelled it.
+
+        If the working directory has changed since then, return the absolute path.
+        """
         given = self._given[1]
         return given if self._place in (os.fspath(given), os.path.abspath(given)) else self._place
 
@@ -136,19 +145,26 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self._is_supervised = False
 
     def _look(self) -> bool:
-        """Note that the program asks for checkpoints. Return whether procsv answers."""
+        """Note that the program asks for checkpoints. Return whether this manager is supervised."""
         runtime = current()
         if not self._is_saving:
             _looked_at[:] = [None]
         if self._is_supervised is None and not self._is_saving:
             _last_asked[:] = [self]
-            # The run has a directory. This manager gets it, even if the program names a new one at each start.
+            # The run already has a directory, and this manager gets it. Its own directory may have another name,
+            # because some programs name a new directory at each start.
             if runtime is not None and _has_directory(runtime.connection.start):
                 self._supervise_if_possible()
         return bool(self._is_supervised)
 
     def _is_chosen(self) -> bool:
-        """Return whether procsv makes the save that the program asks for."""
+        """Return whether procsv makes the save that the program asks for.
+
+        It does if this manager is supervised, or can be from now on.
+
+        The favourite is the manager that the program last asked for checkpoints. While it can still
+        become the supervised one, TensorFlow makes the first save of any other manager.
+        """
         if self._is_supervised is not None:
             return self._is_supervised
         favourite = next(iter(_last_asked), self)
@@ -214,7 +230,8 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     def _restores(self, is_new: bool) -> bool | None:
         if is_new:
             return bool(_looked_at) or None
-        # If it has read only another directory, it may have all that it needs, or only a pretrained part: unknown.
+        # A program that has read only another directory may have restored its whole state from there, or only a
+        # pretrained part. So this is unknown.
         return _home(self._directory) in _read_from or (None if _read_from else False)
 
     def sync(self) -> None:
@@ -228,7 +245,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self.sync()
 
     def _stop(self, path: Any) -> NoReturn:
-        """End the program with this save on disk: the run ends, and the program does not ask."""
+        """Put the save at `path` on disk and end the program with exit code 75.
+
+        The run is stopping, and a program that does not know procsv never calls `should_stop`.
+        """
         self.close()
         say(f"saved {path}; the program resumes from there at the next start")
         raise SystemExit(exit_codes.RESUMABLE)
@@ -253,7 +273,11 @@ def after_saves(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """Wrap `read`, which restores the checkpoint at the path in argument `at`, to note where."""
+    """Wrap `read`, TensorFlow's function that restores a checkpoint, to note what it has read.
+
+    `at` is the position of the argument that has the checkpoint's path. It is 0 for a function, and
+    1 for a method of a Checkpoint.
+    """
     later = after_saves(read)
 
     @functools.wraps(read)

@@ -1,9 +1,9 @@
 """Save the lengths of tf.summary event files with the state, and cut the files back to them.
 
-CheckpointManager uses this for a program's own loop. A resumed loop repeats the steps after its
-state, and records them once more. So each snapshot notes the lengths of its process' event files,
-and the next attempt cuts the files back to these lengths. TensorBoard, and a program that reads the
-files, then finds each point once.
+CheckpointManager uses this for a program's own loop. A resumed loop repeats the steps after the
+restored state, and records them once more. So each snapshot notes how long the event files of its
+process are. The next attempt cuts the files back to these lengths. TensorBoard and programs that
+read the files then find each point once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.summaries.marks import mark_once
 
-# The name of an event file has the time of its beginning in seconds, the host, the pid, a number and a suffix.
+# An event file's name has the time at which it was created in seconds, the host, the pid, a number and a suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\..*")
 FILES_MAX = 16  # of one process; a snapshot has room for this many names
 
@@ -36,16 +36,17 @@ class EventFiles:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._own: dict[str, Path] = {}  # begun by this process
-        self._searched: set[str] = set()  # files of `_own` whose writers are known
+        self._own: dict[str, Path] = {}  # the files that this process has created, by name
+        self._searched: set[str] = set()  # names of files in `_own` whose writers are known
         self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._state: tuple[int, Sizes] | None = None  # the attempt whose state was restored, and its files' lengths
         self._cut: set[Path] = set()  # directories whose files have been cut back
 
     def read_sizes(self) -> Sizes:
-        """Flush the event files, and return their lengths at the current state.
+        """Flush the event files, and return their lengths, which belong to the current state.
 
-        Called on the training thread, at each capture.
+        Each capture calls this on the training thread. It also marks the attempt in the oldest
+        writer's file, and cuts back the files in directories that are new to this process.
         """
         if not private.is_event_writer_known():
             return {}
@@ -75,7 +76,11 @@ class EventFiles:
         return sizes
 
     def restored(self, state: SlotReader | str) -> None:
-        """Cut the files back to `state`, a slot or a checkpoint's path. Training resumes there."""
+        """Cut the files back to what they held at the state from which training resumes.
+
+        `state` is the slot of this state, or the path of its checkpoint. If procsv did not save the
+        checkpoint, the lengths are unknown, and the files stay as they are.
+        """
         if isinstance(state, SlotReader):
             self._state = state.info.incarnation, state.contents.logged
         else:
@@ -88,7 +93,11 @@ class EventFiles:
         self._cut_back()
 
     def _cut_back(self) -> None:
-        """Cut earlier attempts' files in this one's directories back to the restored state."""
+        """Cut the files of earlier attempts back to the restored state.
+
+        This handles each directory in which this process has a file, once. It removes files that
+        were created after the state was saved.
+        """
         if self._state is None:
             return
         incarnation, sizes = self._state
@@ -104,8 +113,9 @@ class EventFiles:
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
                 elif later.get(int(named[2]), math.inf) < int(named[1]) + 1:
-                    # A process of a later attempt began it: the file has the process' pid and is not older. A kill here
-                    # leaves some of these files, and the next attempt removes them.
+                    # The state does not list this file, and the attempt that saved the state, or a later one, created
+                    # it: the file has the pid of that attempt and is no older. A kill here leaves some of these files,
+                    # and the next attempt removes them.
                     path.unlink(missing_ok=True)
 
 

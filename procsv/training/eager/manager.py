@@ -1,9 +1,9 @@
-"""Provide CheckpointManager: `save` only captures the state; `step` takes snapshots between two
-saves.
+"""Provide CheckpointManager, the manager of checkpoints for a loop under procsv.
 
-A program makes a manager, restores, trains, and reports the end of each step. procsv writes the
-files that TensorFlow's own manager would have written, under the same names, so a program without
-procsv can continue from them.
+A program makes a manager, restores, trains, and reports the end of each step with `step`, which
+takes a snapshot if one is due. `save` only captures the state; the checkpoint service writes the
+files. They are the files that TensorFlow's own manager would have written, under the same names, so
+a program without procsv can continue from them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ KEEP_ALL = 2**31 - 1
 class CannotSave(UserError, tf.errors.FailedPreconditionError):
     """TensorFlow cannot save what the Checkpoint tracks.
 
-    Each start would fail in the same way, so the program is not started again.
+    Each attempt would fail in the same way, so the exit code tells the watchdog not to restart the
+    program.
     """
 
     def __init__(self, what: str, error: Any) -> None:
@@ -77,9 +78,10 @@ CURE = (
 
 
 def why_unsavable(what: str, error: Any) -> str:
-    """Say why a part of a Checkpoint cannot be saved.
+    """Return a sentence that says why the part `what` of a Checkpoint cannot be saved.
 
-    `error` is TensorFlow's. In its message the op's name comes both before and after the reason.
+    The message of TensorFlow's `error` has the reason between two names of an op. These names are
+    left out.
     """
     told = error.message.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
     return f"TensorFlow cannot save '{what}' of the tf.train.Checkpoint: {told}"
@@ -132,8 +134,8 @@ class CheckpointManager(tf.train.CheckpointManager):
             step_counter: The variable that counts steps. Without one, procsv counts the calls of
                 `step`.
             snapshot_secs: Seconds between snapshots in memory. "auto": as often as possible while
-                they cost at most one percent of the time. None or 0: none between two saves. By default,
-                `procsv launch --snapshot-secs` decides.
+                they cost at most one percent of the time. None or 0: none between two saves. By
+                default, `procsv launch --snapshot-secs` decides.
         """
         runtime, used = _attach_manager(directory)
         super().__init__(
@@ -153,7 +155,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._saving: int | None = None  # the number of the checkpoint that the program is saving
         self._boundary: Boundary | None = None
         self._is_closed = False  # after `close`, the list of checkpoints stays as it is
-        self._has_looked = False  # before the training, the program has looked for a checkpoint
+        self._has_looked = False  # the program has looked for a checkpoint before the training started
         self._thread = 0
         self._highest = 0  # the highest number that the program has given to one of its checkpoints
         plan = CheckpointPlan(
@@ -194,16 +196,18 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _restores(self, is_new: bool) -> bool | None:
         """Return whether the program restores by itself; None if that is unknown.
 
-        If `is_new`, there is nothing to restore. Then a program that has looked for a state counts
-        as restoring by itself, and for any other it is unknown.
+        If `is_new` is True, there was nothing to restore. Then a program that has looked for a
+        checkpoint counts as one that restores by itself; for any other program this is unknown. If
+        `is_new` is False, TensorFlow's marks on the restored objects give the answer.
         """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
-        """Return the number of a checkpoint that is captured now.
+        """Return the number in the name of a checkpoint whose state is captured now.
 
-        Between two saves of the program, that is the number that its next save will get. If the
-        program picks the numbers itself, ours is higher than any that it has used.
+        During a save of the program, this is the number of the save. Between two saves, it is the
+        number that the next save will get. If the program picks its numbers itself, it is higher
+        than all numbers that the program has used.
         """
         if self._saving is not None:
             return self._saving
@@ -213,10 +217,12 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore_or_initialize(self) -> Any:
         """Restore the newest state, from memory or disk, and start the training.
 
-        If there is no state yet, call `init_fn` and return None.
+        Return the path of the restored checkpoint. A state from memory may not be on disk yet: then
+        this is the path that its checkpoint gets. If there is no state yet, call `init_fn` and
+        return None.
 
-        Return the path of the restored checkpoint. For a state from memory, it is the path that
-        this state gets on disk.
+        If the training has already started, wait for the program's saves and restore the newest
+        checkpoint, as TensorFlow's manager does.
         """
         if self._boundary is not None:
             self._wait_saved()
@@ -268,10 +274,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         return self._boundary
 
     def _step_of_last_save(self) -> int:
-        """Return the step at which the program had last saved before the restored state.
+        """Return the step of the program's last save at or before the restored state.
 
-        The restored state may be a later snapshot, whose step says nothing of that save. But if no
-        checkpoint of that save is on disk, what was restored is the save itself, from memory.
+        The restored state may be a snapshot that was taken after the save. So the step comes from
+        the manifest of the save's checkpoint. If this checkpoint is not on disk, the restored state
+        is the save itself, from memory, and the step is the state's own.
         """
         number = max(private.count_of(self.checkpoint.save_counter), self._highest)
         manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
@@ -300,8 +307,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> None:
         """Close the manager.
 
-        After an error, which may have come in mid-step, keep the newest snapshot instead of the
-        present state.
+        If an error may have ended the block in the middle of a step, keep the newest snapshot
+        instead of the present state.
         """
         if error is not None and may_be_within_a_step(error):
             self._controller.runtime.record_failure(error)
@@ -313,10 +320,11 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> Any:
         """Capture the state, and return the path of the checkpoint that the service makes from it.
 
-        The call returns at once, before the files are written.
+        The call returns at once, before the files are written. A task whose state is not saved gets
+        the path of the checkpoint that the chief makes at the same step.
 
-        Return None if `checkpoint_interval` is not over, or if nothing could be captured. In the
-        second case the log says why.
+        Return None if `checkpoint_interval` has not passed since the last save, or if the capture
+        failed. In the second case the log says why.
 
         Args:
             wait: Return only when the checkpoint is on disk and verified.

@@ -1,9 +1,8 @@
-"""List the entries of the checkpoint that tf.train.Checkpoint would write, and where their values
-come from.
+"""List what a tf.train.Checkpoint would write: the entries, and where their values come from.
 
-An EagerState builds an ObjectGraph once, and again whenever something was attached to one of the
-objects. That takes milliseconds and reads no variable. Keys and order are TensorFlow's own, so the
-files are equal, byte for byte.
+An EagerState builds an ObjectGraph when it starts. It builds another one when something was
+attached to one of the tracked objects or removed. That takes milliseconds and reads no variable.
+Keys and order are TensorFlow's own, so the files equal TensorFlow's, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ READ_MAX = 100  # variables in one call
 
 
 class CannotCapture(Exception):
-    """Only TensorFlow's own saving works here. The message says why."""
+    """procsv cannot capture what a Checkpoint tracks; only TensorFlow can save it.
+
+    The message says why.
+    """
 
 
 class Tracked(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Tracked(msgspec.Struct, frozen=True):
     owner: Any  # the trackable
     variable: Any  # the tf.Variable that holds the value; None if the owner serializes it
     copies: tuple[Any, ...] = ()  # the same variable on the other replicas
-    is_own: bool = False  # it belongs to this task's replicas, and other tasks have their own
+    is_own: bool = False  # the value of this task's replicas only; other tasks have values of their own
 
 
 class PerReplica(msgspec.Struct, frozen=True):
@@ -48,8 +50,8 @@ class PerReplica(msgspec.Struct, frozen=True):
     dtype: str
     first: int  # number of the first replica in `variables`
     variables: tuple[Any, ...]  # one for each replica from `first` on
-    numbers: range  # of their values, after all tracked values
-    like: int | None  # number of the saved value, the first replica's; None if TensorFlow saves a combination
+    numbers: range  # numbers of the values of `variables`, after those of all tracked values
+    like: int | None  # number of the first replica's value, if TensorFlow saves this one; None: it saves a combination
 
     @property
     def replicas(self) -> list[int]:
@@ -92,14 +94,18 @@ class ObjectGraph:
         self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
 
     def _list_per_replica(self) -> Iterator[PerReplica]:
-        """List the variables whose replicas are all in this task, which cannot read other tasks."""
+        """List the variables with several replicas, if all of these are in this task.
+
+        A task cannot read the replicas of another task.
+        """
         at = len(self.tracked) + 1  # after the object graph
         for number, item in enumerate(self.tracked):
             saved = _saved(item.owner)
             if item.slice or private.is_of_many_tasks(saved):
                 continue
             components = private.components_of(saved)
-            # TensorFlow saves the first replica's value, so the others are listed, or a combination: then all are.
+            # If TensorFlow saves the first replica's value, only the other replicas are listed. If it saves a
+            # combination, all replicas are.
             first = 0 if item.variable is None else 1
             if len(components) > 1:
                 variables = tuple(components[first:])
@@ -134,7 +140,8 @@ class ObjectGraph:
     def left_out(self, without_optimizers: bool) -> list[str]:
         """Return the names of Keras' variables that a restore does not reach.
 
-        `without_optimizers`: not even if it reaches them by an optimizer that trains them.
+        If `without_optimizers`, a variable that the restore reaches only through the optimizer that
+        trains it counts as not reached.
         """
         nodes = [node for node, _ in self._nodes]
         reached = private.nodes_without_optimizers(nodes[0]) if without_optimizers else nodes
@@ -162,8 +169,8 @@ class ObjectGraph:
             is_own = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
                 array = value if isinstance(value, np.ndarray) else array_of(value)
-                # An array of Python objects holds bytes, which cannot change. Any other array may be the owner's own
-                # memory, which changes at the next step.
+                # An array of Python objects holds `bytes`, which cannot change. Any other array may be the owner's own
+                # memory, which changes at the next step. So it is copied, unless the owner has returned a copy.
                 values[number] = array if is_own or array.dtype == object else np.array(array)
         return values
 
@@ -172,10 +179,10 @@ class ObjectGraph:
 
 
 def _saved(owner: Any) -> Any:
-    """Return the object that is saved: `owner`, or the one that TensorFlow wraps in it.
+    """Return the object that is saved: `owner`, or the object inside it if `owner` is a wrapper.
 
-    A distributed variable passes on attributes that it lacks to its value, and reading that may need
-    all tasks. So this asks it for none.
+    If a distributed variable lacks an attribute, it looks the attribute up in its value. Reading
+    the value may need all tasks. So this function looks only in the class and the instance's dict.
     """
     return owner.obj if hasattr(type(owner), "obj") or "obj" in getattr(owner, "__dict__", ()) else owner
 
@@ -190,16 +197,16 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
-    """Return a function that reads the current values of `items`, all the entries of one owner.
+    """Return a function that reads the current values of `items`, which are all of one owner.
 
-    Raise CannotCapture if there is no such function.
+    Raise CannotCapture if only TensorFlow can read them.
     """
     owner = items[0].owner
     if hasattr(owner, "capture_late"):  # one of ours: its bytes are made off the training thread
         return lambda: [owner.capture_late()]
     serialize = getattr(owner, "_serialize_to_tensors", None)
-    # TensorFlow's wrapper for an object that is saved in the older way. Unless its specs hold functions, their values
-    # are as old as the wrapper.
+    # `owner` is TensorFlow's wrapper for an object that is saved in the older way. If a spec holds a value and not a
+    # function, the value is as old as the wrapper, so it cannot be used.
     if hasattr(owner, "saveables"):
         if private.has_serializer(owner.obj):
             serialize = owner.obj._serialize_to_tensors
@@ -216,10 +223,10 @@ def _flat(serialized: Any) -> list[Any]:
 
 
 def _tensor_of(value: Any) -> Any:
-    """Return the tensor of `value`: a tensor, a function, a SaveSpec or a distributed variable.
+    """Return the tensor of `value`.
 
-    A function returns the tensor. A distributed variable is converted to the combined value of its
-    replicas.
+    `value` is a tensor, a SaveSpec, a distributed variable, or a function that returns one of
+    these. A distributed variable gives the combined value of its replicas.
     """
     value = value() if callable(value) else value
     if isinstance(value, tf.Variable):
@@ -228,14 +235,18 @@ def _tensor_of(value: Any) -> Any:
 
 
 def _variable_of(owner: Any) -> Any:
-    """Return the resource variable that a trackable is, or wraps as Keras' does, or None."""
+    """Return the resource variable that holds the value of a trackable; None if there is none.
+
+    The trackable may be the variable itself, or wrap it, as Keras' variables do. If the trackable
+    is mirrored, or has replicas in other tasks, this is the variable of this task's first replica.
+    """
     for candidate in (owner, getattr(owner, "value", None)):
         if isinstance(candidate, private.resource_variable):
             return candidate
     saved = _saved(owner)
     if private.is_mirrored(saved):
         return private.components_of(saved)[0]
-    # One task cannot read what the other tasks hold. Its own value stands for all.
+    # This task cannot read the replicas of other tasks, so its own value stands for all.
     return private.components_of(saved)[0] if private.is_of_many_tasks(saved) else None
 
 
@@ -256,7 +267,8 @@ def array_of(tensor: Any) -> Any:
 def view_of(tensor: Any) -> Any:
     """Return a view of a tensor's memory.
 
-    If Python's buffers do not know the type, as with bfloat16, it is an unsigned integer instead.
+    Python's buffers do not know some types, such as bfloat16. Then the elements are unsigned
+    integers of the same size. A string tensor gives an array of Python objects instead of a view.
     """
     array = np.asarray(private.view_tensor(tensor))
     if tensor.dtype == tf.string:
@@ -290,7 +302,10 @@ def _tensor_proto() -> Any:
 
 
 def _lengths_first(content: bytes, count: int) -> Iterator[bytes]:
-    """Yield the parts of a packed tensor, which has all lengths as varints and then all bytes."""
+    """Yield the elements of a packed tensor.
+
+    `content` has the lengths of all `count` elements first, as varints, and then their bytes.
+    """
     sizes, at = list[int](), 0
     for _ in range(count):
         size = shift = 0

@@ -1,8 +1,8 @@
 """Look up the private names of TensorFlow that this package relies on.
 
-Names are looked up once, at import, and nowhere else. A missing name is None here, and the function
-that needs it handles that. Nothing here starts TensorFlow's eager runtime, because a program may
-still configure its devices.
+Names in TensorFlow's modules are looked up once, when this module is imported. If a name is
+missing, it is None here, and the function that needs it handles this case. The import does not
+start TensorFlow's eager runtime, because a program may still configure its devices.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import tensorflow as tf
 
 READ_MANY = "_ReadVariablesOp"
-DEFERRED = ("_serialize_to_tensors", "_restore_from_tensors")  # of Keras' variables
+DEFERRED = ("_serialize_to_tensors", "_restore_from_tensors")  # methods of Keras' variables
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # the entry with the object graph; part of the file format
 
-_filled: list[type] = []  # classes of Keras' variables
+_filled: list[type] = []  # classes of Keras' variables that `fill_late_variables` has changed
 
 
 def _find_in_tensorflow(module: str, *names: str) -> Any:
-    """Return an attribute path `names` in TensorFlow's `module`; None if some of it is missing."""
+    """Return what the path `names` leads to in TensorFlow's `module`; None if a name is missing."""
     try:
         found: Any = importlib.import_module(f"tensorflow.python.{module}")
         for name in names:
@@ -70,10 +70,11 @@ def view_graph(checkpoint: Any) -> Any:
 
 
 def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
-    """Return an iterator in `checkpoint` that TensorFlow cannot save; None if there is none.
+    """Find an iterator in `checkpoint` that TensorFlow cannot save.
 
-    The result has the iterator's path in the checkpoint and TensorFlow's error. An iterator over a
-    Python generator is an example. The call changes nothing in the checkpoint.
+    Return the path of the iterator in the checkpoint, and TensorFlow's error. Return None if there
+    is no such iterator. An iterator over a Python generator is an example. The call changes nothing
+    in the checkpoint.
     """
     view = view_graph(checkpoint)
     nodes, paths = view.breadth_first_traversal() if view is not None else ((), {})
@@ -87,11 +88,12 @@ def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
 
 
 def fill_late_variables() -> None:
-    """Have Keras' variables that are made after a restore begin with the restored values.
+    """Change Keras' variables so that those made after a restore start with the restored values.
 
-    Keras makes a model's variables by calling the model without data, while they have no memory.
-    Then TensorFlow cannot assign what it has restored, Keras hides the error, and the first layer
-    keeps its random values.
+    Keras builds a model by calling it without data. A variable that is made in this call has no
+    memory yet, so TensorFlow cannot assign the restored value to it. Keras hides the error, and the
+    first layer keeps its random values. With this change, a variable without memory takes the
+    restored value as its initial value.
     """
     kind = getattr(sys.modules.get("keras.src.backend.tensorflow.core"), "Variable", None)
     if kind is None or kind in _filled or not all(hasattr(kind, name) for name in DEFERRED):
@@ -116,7 +118,10 @@ def fill_late_variables() -> None:
 
 
 def variables_of_layers(nodes: Sequence[Any]) -> list[Any]:
-    """Return the variables of the Keras layers among `nodes`, without metrics and unused seeds."""
+    """Return the variables of the Keras layers among `nodes`.
+
+    Left out are metrics, and the seeds of random layers that have drawn no number.
+    """
     found = dict[int, Any]()
     for node in nodes:
         if "keras" in sys.modules and isinstance(node, sys.modules["keras"].layers.Layer):
@@ -126,9 +131,9 @@ def variables_of_layers(nodes: Sequence[Any]) -> list[Any]:
 
 
 def _is_unused_seed(variable: Any) -> bool:
-    """Return whether it is the seed and the count of a random layer that has drawn nothing.
+    """Return whether `variable` has the seed and count of a random layer that has drawn no number.
 
-    An LSTM without dropout has one, too.
+    An LSTM without dropout has such a variable, too.
     """
     if not variable.path.endswith("seed_generator_state"):
         return False
@@ -141,7 +146,7 @@ def is_optimizer(node: Any) -> bool:
 
 
 def nodes_without_optimizers(root: Any) -> list[Any]:
-    """Return what a restore of `root` reaches before its optimizers are built."""
+    """Return the objects that a restore of `root` reaches before its optimizers are built."""
     nodes, seen = [root], {id(root)}
     for node in nodes:
         for child in tf.train.TrackableView.children(node).values():
@@ -173,9 +178,10 @@ def oldest_writer(writers: Sequence[Any]) -> Any:
 
 
 def was_restored(checkpoint: Any) -> bool | None:
-    """Return whether `checkpoint`, or each object that it was made of, was restored from a file.
+    """Return whether the program has restored `checkpoint` from a file.
 
-    None means that some of what it tracks was restored, or that this is unknown.
+    True: the Checkpoint itself was restored, or every object attached to it. False: nothing that it
+    tracks was restored. None: only some of what it tracks was restored, or procsv cannot tell.
     """
     own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))
     if own or (others and all(others)):
@@ -205,9 +211,10 @@ def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
 
 
 def components_of(owner: Any) -> list[Any]:
-    """Return the variables of a distributed variable's replicas, or none for other objects.
+    """Return the variables of a distributed variable, one for each replica.
 
-    The distributed variable may be wrapped, as Keras' variables are.
+    `owner` may also be a wrapper of a distributed variable, such as a variable of Keras. For all
+    other objects the list is empty.
     """
     for candidate in (owner, getattr(owner, "value", None)):
         if distributed_variable is not None and isinstance(candidate, distributed_variable):
@@ -221,9 +228,9 @@ def count_of(counter: Any) -> int:
 
 
 def exports_copies(owner: Any) -> bool:
-    """Return whether what a trackable returns to be saved is a copy, which does not change.
+    """Return whether a trackable returns copies when it is saved. A copy does not change later.
 
-    A DenseHashTable, for example, returns its live memory.
+    A DenseHashTable, for example, returns its live memory instead.
     """
     return hash_table is not None and isinstance(getattr(owner, "obj", owner), hash_table)
 
@@ -247,10 +254,11 @@ def is_of_many_tasks(owner: Any) -> bool:
 
 
 def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
-    """Return whether a strategy's variable may differ between tasks: nothing combines its values.
+    """Return whether the value of a strategy's variable may differ between tasks.
 
-    Weights and optimizer variables are updated alike in all tasks. `in_optimizers` has the ids of
-    the optimizer variables.
+    A variable that is not mirrored has a value of its own in each task. The values of a mirrored
+    variable may differ if nothing combines its updates. But weights and optimizer variables are
+    updated alike in all tasks, even then. `in_optimizers` has the ids of the optimizer variables.
     """
     if not is_mirrored(owner):
         return True
@@ -267,21 +275,23 @@ def variables_of_optimizers(nodes: Sequence[Any]) -> frozenset[int]:
 def view_tensor(tensor: Any) -> Any:
     """Return a NumPy array of `tensor`'s own memory.
 
-    It is a copy for another device's memory, and in versions that give no access.
+    The array is a copy if the tensor is on another device, or if this version of TensorFlow gives
+    no access to the memory.
     """
     view = getattr(tensor, "_numpy", None)
     return tensor.numpy() if view is None else view()
 
 
 def children_of(node: Any) -> list[Any]:
-    """Return the objects attached to a trackable: the same ones until something is attached.
+    """Return the objects attached to a trackable.
 
-    The slots of an optimizer of the older kind are saved with it but not attached to it. They are
-    included.
+    Two calls return the same objects unless something was attached or removed in between. An
+    optimizer of the older kind does not attach its slots, although they are saved with it. They are
+    included here.
     """
     references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
     children = [] if references is None else list(references)
-    if hasattr(type(node), "get_slot_names"):  # of the type: hasattr on a replicated variable would read the replicas
+    if hasattr(type(node), "get_slot_names"):  # hasattr on a replicated variable itself would read its replicas
         for kept in (getattr(node, "_slots", {}), getattr(node, "_non_slot_dict", {})):
             for value in kept.values():
                 children.extend(value.values() if isinstance(value, dict) else [value])

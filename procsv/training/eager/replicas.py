@@ -1,14 +1,15 @@
 """Save and restore what each replica of a strategy holds by itself.
 
 Under MirroredStrategy, a variable consists of one variable on each replica. TensorFlow's checkpoint
-has one value for it, the first replica's or a combination of all, and TensorFlow restores that into
-all replicas. But metrics, normalization statistics and gradients that a loop accumulates may
-differ, and training continues with the same bits only if every replica gets its own value back. So
-a snapshot also has the replicas' values, wherever they differ. Their keys belong to no object of
-the checkpoint, so TensorFlow ignores them and restores what it would have restored without them.
+has one value for it: the first replica's, or a combination of all. TensorFlow restores this value
+into all replicas. But the values of metrics, normalization statistics and gradients that a loop
+accumulates may differ between replicas. Training continues with the same bits only if every replica
+gets its own value back. So a snapshot also has the values of the replicas, wherever they differ.
+The keys of these values belong to no object of the checkpoint. TensorFlow ignores such keys, and
+restores what it would have restored without them.
 
-An EagerState uses this. For each snapshot it compares the replicas byte by byte, off the training
-thread, because no rule about a variable's kind would be certain.
+An EagerState uses this module. For each snapshot it compares the replicas byte by byte, because no
+rule could tell from a variable's kind whether they differ. It compares off the training thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from procsv.training.runtime.log import say_once
 from procsv.training.snapshots.slot_layout import UNKNOWN
 from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpec
 
-PREFIX = "procsv/replicas/"  # then comes the replica's number and the variable's own key
+PREFIX = "procsv/replicas/"  # of a replica's key; the replica's number and the variable's own key follow
 CHUNK_BYTES = 1 << 26  # how much is compared at a time
 
 # For each Checkpoint: the path from which the replicas' values were restored last.
@@ -46,10 +47,11 @@ def is_of_replica(key: str) -> bool:
 def add_differing(
     groups: Sequence[PerReplica], captured: Captured, make_arrays: Callable[[list[Any]], list[Any]]
 ) -> None:
-    """Add to a snapshot the replicas' values of those `groups` whose values differ.
+    """Extend a capture: its snapshot also gets the values of the `groups` whose replicas differ.
 
-    They are compared later, off the training thread. `captured` has the values of all `groups`
-    after its other values.
+    A group is a variable with several replicas. `captured` already has the values of all groups,
+    behind its other values. The replicas are compared when the capture's `view` runs, off the
+    training thread.
     """
     spec = captured.spec
     assert spec is not None, "an EagerState gives one with each capture"
@@ -86,7 +88,10 @@ def _key_of(group: PerReplica, place: int) -> str:
 
 
 def _differ(group: PerReplica, values: Sequence[Any]) -> bool:
-    """Return whether the value that TensorFlow saves is not the value of every replica."""
+    """Return whether some replica may have another value than the one that TensorFlow saves.
+
+    If TensorFlow saves a combination, the answer is True without a comparison.
+    """
     return group.like is None or not all(are_equal(values[group.like], values[number]) for number in group.numbers)
 
 
@@ -98,7 +103,7 @@ def are_equal(one: Any, other: Any) -> bool:
         return bool(np.array_equal(array_of(one), array_of(other)))
     if "CPU" in one.device and "CPU" in other.device:
         return _are_alike(*(np.ascontiguousarray(view_of(each)).reshape(-1).view(np.uint8) for each in (one, other)))
-    with tf.device(one.device):  # the other device's value is copied here in pieces, and nothing to the host
+    with tf.device(one.device):  # this copies `other` to the device of `one`, in pieces, and nothing to the host
         return _are_alike(_bytes_of(one), _bytes_of(other))
 
 
@@ -139,10 +144,11 @@ def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], value
 
 # -- restoring -------------------------------------------------------------------------------------------------
 def put_back_replicas(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
-    """Give each replica its own saved value, if all replicas have one, and report the others.
+    """Give the replicas of each variable their own saved values, if every replica has one.
 
-    `read` returns the value of one of `keys`. `is_all`: the program restores all that was saved, so
-    report saved variables that it does not have, too.
+    Report the variables whose replicas do not get their own values. `keys` are the keys of the
+    saved state, and `read` returns the value of a key. If `is_all`, the program restores everything
+    that was saved, so this also reports saved variables that the program does not have.
     """
     saved: dict[str, dict[int, str]] = {}
     for key in keys:
@@ -215,7 +221,10 @@ def put_back_from_file(graph: ObjectGraph, path: str) -> None:
 
 
 def _open_checkpoint(path: str) -> tuple[Any, list[str]]:
-    """Return a checkpoint's reader and keys; no keys for an older format or a missing file."""
+    """Return a reader of a checkpoint, and its keys.
+
+    If the format is older or the file is missing, return None and no keys.
+    """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(path)
         return reader, list(reader.get_variable_to_shape_map())
@@ -235,7 +244,7 @@ def after_read(checkpoint: Any, path: Any) -> None:
 
 
 def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
-    """Report if the program has restored `path` in a way that gave all replicas one value."""
+    """Report saved values of replicas that the program's own restore of `path` has not put back."""
     if graph.per_replica and _put_back.get(checkpoint) != os.path.realpath(path):
         found = sorted(
             {key.removeprefix(PREFIX).partition("/")[2] for key in _open_checkpoint(path)[1] if is_of_replica(key)}

@@ -1,7 +1,8 @@
 """Capture and restore all that a tf.train.Checkpoint tracks, as the state of an eager program.
 
-A controller of this package makes the EagerState. A snapshot holds what `Checkpoint.write` would
-write at that moment, and its checkpoint is the same file, byte for byte.
+A manager or a fit makes an EagerState when its training starts. A snapshot holds what
+`Checkpoint.write` would write at that moment. The checkpoint made from it is equal to that file,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ NAMED_MAX = 3  # variables in a message
 
 
 # -- from a slot, without copying what a variable holds ----------------------------------------------------------
-# Through DLPack, a variable shares the slot's memory until its first update. A slot with values of objects that the
-# program has not made yet, such as an optimizer's slots, cannot be used: only TensorFlow can keep values until their
-# objects are made, and it keeps them in the files. So the same state is then read from its checkpoint on disk.
+# Through DLPack, a variable shares the slot's memory until its first update. A slot may have values of objects that the
+# program has not made yet, such as an optimizer's slots. Then the slot cannot be used: only TensorFlow can defer the
+# restore of a value until its object exists, and it reads the value from a checkpoint's files. So the same state is
+# read from its checkpoint on disk instead.
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
-    """Restore all of `graph`.
+    """Restore all values of `graph` from a slot.
 
-    Raise CannotRestore, before anything changes, if the slot does not have exactly these entries.
+    If the slot's entries are not exactly those of `graph`, raise CannotRestore before any value
+    changes.
     """
     entries = check_slot(reader, graph)
     owners: dict[int, list[Tracked]] = {}
@@ -62,8 +65,8 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
 def restore_own(path: str, graph: ObjectGraph) -> None:
     """Give all replicas of this task the saved value of each variable in `graph.own`.
 
-    TensorFlow's restore takes this value for a combination over all tasks, and divides it among the
-    replicas. So this must run after TensorFlow's restore.
+    TensorFlow's restore assumes that such a value combines the values of all tasks, and divides it
+    among the replicas. So this function must run after TensorFlow's restore.
     """
     saved = tf.train.load_checkpoint(path) if graph.own else None
     for item in graph.own:
@@ -140,8 +143,8 @@ class Reader:
 
     Use it on the training thread only. A read shares the buffer of a resource variable, and an
     update leaves a buffer alone while something else holds it. So a capture costs one call for a
-    hundred variables, whatever their size. After an update of single rows, as in an embedding,
-    every read of the variable may copy it. The Reader turns that off once it has noticed it.
+    hundred variables, whatever their size. Once a variable was updated in single rows, as an
+    embedding is, each read may copy it. The Reader detects such variables and turns the copies off.
     """
 
     def __init__(self, graph: ObjectGraph) -> None:
@@ -164,8 +167,8 @@ class Reader:
     def read_values(self) -> list[Any]:
         """Return all values by number.
 
-        Values of variables are tensors, and values of other objects are arrays. After them come the
-        object graph and the replicas' tensors.
+        The values of variables are tensors, and the values of other objects are arrays. Behind them
+        are the object graph and the tensors of the replicas.
         """
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
@@ -187,7 +190,7 @@ class Reader:
         return values
 
     def _find_copying(self, values: list[Any]) -> None:
-        """Find the variables that every read copies: a second read returns another address."""
+        """Find the variables that every read copies. A second read of these has another address."""
         again = self.read_variables()
         for number, variable in self.variables:
             if number not in self._copying and _address(values[number]) != _address(again[number]):
@@ -195,12 +198,15 @@ class Reader:
 
 
 def make_arrays(values: list[Any]) -> list[Any]:
-    """Turn what was read into arrays. Any thread may do this: a tensor that is held is constant."""
+    """Turn what was read into arrays.
+
+    Any thread may call this, because a tensor does not change while something holds it.
+    """
     return [array_of(value) if isinstance(value, tf.Tensor) else value for value in values]
 
 
 def _address(tensor: Any) -> int:
-    """Return a tensor's address; 0 if it says nothing, as for strings and on other devices."""
+    """Return the address of a tensor's memory; 0 for strings, variants and other devices."""
     if tensor.dtype in (tf.string, tf.variant) or "CPU" not in tensor.device:
         return 0
     return int(view_of(tensor).__array_interface__["data"][0])
@@ -222,14 +228,14 @@ class EagerState(StateSource):
     ) -> None:
         """Make the source of state.
 
-        `number` returns the number that a checkpoint captured now has in its name. `read_step`
-        returns the step by the program's own counter. Without it, the steps that pass the boundary
-        are counted.
+        `number` returns the number for the name of a checkpoint whose state is captured now.
+        `read_step` reads the program's own counter of steps. Without `read_step`, the EagerState
+        counts the steps that pass the boundary.
         """
         self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
         self._events = events  # the program's event files, which are cut back with the state
-        self._may_lack = events is not None  # in a program's own loop: procsv makes a fit's Checkpoint
-        self._builds_late = False  # an optimizer has its variables only after the restore
+        self._may_lack = events is not None  # a loop's own Checkpoint may miss variables; a fit's is made by procsv
+        self._builds_late = False  # an optimizer makes its variables only after the restore
         self._graph: ObjectGraph | None = None
         self._reader: Reader | None = None
         self._boundary: Boundary | None = None
@@ -242,14 +248,14 @@ class EagerState(StateSource):
             replicas.warn_of_one_value(checkpoint, str(why))
 
     def current(self) -> tuple[ObjectGraph, Reader, StateSpec]:
-        """Return the current object graph, and how to read it."""
+        """Return the object graph, its reader and its spec. Rebuild them if the objects changed."""
         if self._graph is None or self._reader is None or self.spec is None or not self._graph.is_current():
             self._graph = ObjectGraph(self._checkpoint)
             self._reader, self.spec = Reader(self._graph), self._graph.spec(self._plan)
         return self._graph, self._reader, self.spec
 
     def holds(self, variable: Any) -> bool:
-        """Return whether the checkpoint has this variable; True if TensorFlow alone knows."""
+        """Return whether the checkpoint has this variable; True if only TensorFlow can tell."""
         try:
             return self.current()[0].holds(variable)
         except CannotCapture:
@@ -303,7 +309,10 @@ class EagerState(StateSource):
             self._events.restored(state)
 
     def goes_on_from(self, path: str) -> None:
-        """Note that the program has restored this checkpoint by itself."""
+        """Continue from the checkpoint at `path`, which the program has restored by itself.
+
+        Report replicas that did not get their own values back. Cut the event files back.
+        """
         with contextlib.suppress(CannotCapture):
             replicas.check_put_back(self._checkpoint, self.current()[0], path)
         if self._events is not None:
