@@ -97,12 +97,29 @@ def main() -> None:
     if code == 0 and (runtime.stops.is_asked or signals.was_noticed()) and not runtime.stops.is_left_to_end_run:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
-    atexit.register(_end_run, runtime, signals)  # runs after the program's remaining threads are joined
-    if were_left():  # the interpreter's exit would wait for a thread that waits for a lost server
+    if were_left():  # waiting for threads would wait for one that waits for a lost server
+        _end_run(runtime, signals)
         atexit._run_exitfuncs()
         flush_output()
         os._exit(code)
+    _join_threads()
+    _end_run(runtime, signals)
     sys.exit(code)
+
+
+def _join_threads() -> None:
+    """Waits for the program's threads, as the interpreter's exit does.
+
+    Python 3.12 and newer start no thread once the exit has begun.  But while the program's threads
+    still run, they may start a session, and a notice or a stop needs a timer thread.  So the wait
+    takes place before the exit.
+    """
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        import concurrent.futures.thread  # noqa: F401  Python refuses the first import once the wait has begun
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # the exit calls it again, without effect
+    except BaseException:  # noqa: BLE001  the interpreter, too, prints what interrupts the wait, and exits
+        sys.excepthook(*sys.exc_info())
 
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
@@ -261,7 +278,6 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
     what = f"its threads {', '.join(names)} still run" if len(names) > 1 else what
     say(f"the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}")
     if names:  # otherwise the main thread has already reached the exit functions
-        atexit.unregister(_end_run)  # it sets signals, which only the main thread can do
         _leave_run(runtime)
         atexit._run_exitfuncs()
         flush_output()
