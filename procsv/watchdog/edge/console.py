@@ -1,10 +1,10 @@
 """Print the watchdog's lines and the trainer's output on the terminal.
 
-Used by event_loop.py. The console echoes the trainer's output from its log file, without
-TensorFlow's start-up noise. On a terminal it shows a status line below the output (screen.py), and
-turns off the echo of typed keys. One daemon thread does all the writing: a terminal that does not
-accept output (Ctrl-S, a full pipe) stops that thread and nothing else. The trainer writes to its
-file, never to us.
+Used by event_loop.py. The trainer writes its output to its log file, never to us. The console reads
+that file and echoes it, without TensorFlow's start-up noise. On a terminal, the console also shows
+a status line below the output (screen.py), and turns off the echo of typed keys. One daemon thread
+does all the writing: a terminal that accepts no output (Ctrl-S, a full pipe) stops only that
+thread.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from procsv.watchdog.edge.screen import Screen
 if TYPE_CHECKING:
     from procsv.report.losses import LossNow
 
-POLL_S = 0.1  # how late the trainer's output may appear
-QUIET_POLL_S = 0.5  # the same without a status line, once the trainer has printed nothing for QUIET_ROUNDS rounds
+POLL_S = 0.1  # between two readings of the log: the trainer's output appears at most this late
+QUIET_POLL_S = 0.5  # instead of POLL_S, without a status line, after QUIET_ROUNDS rounds without output
 QUIET_ROUNDS = 20
 CHUNK_BYTES = 2**16
-ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
-LINES_WAITING_MAX = 1000  # lines of ours kept for a stopped terminal; then the oldest are dropped
+ROUND_BYTES_MAX = 2**20  # how much of the log is echoed before our own lines are printed
+LINES_WAITING_MAX = 1000  # how many of our lines wait for a stopped terminal; the oldest are dropped
 COLUMNS_MIN = 20  # a narrower terminal has no status line
 COLUMNS_UNKNOWN = 80
 FILES_S = 2.0  # between two readings of the event files
-START_BYTES = 2**14  # read from the end of an event file the first time; values older than the attempt are ignored
-DRAIN_S_MAX = 5.0  # at the end, how long to wait for a terminal that accepts no output
+START_BYTES = 2**14  # how much of an event file's end is read at first; values older than the attempt are ignored
+DRAIN_S_MAX = 5.0  # how long the end waits for a terminal that accepts no output
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 _LOCAL_FLAGS = 3  # their index in tcgetattr's result
@@ -57,8 +57,8 @@ class Console:
         self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
         self._screen, self._line, self._keys = Screen(), StatusLine(), KeyEcho(out_fd)
         self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest facts, and their monotonic time
-        self._seen: tuple[LineFacts, RunFile, float] | None = None  # the facts that are drawn
-        self._facts: LineFacts | None = None  # the drawn facts, completed by what the program reports
+        self._seen: tuple[LineFacts, RunFile, float] | None = None  # the `_look` from which `_facts` were made
+        self._facts: LineFacts | None = None  # the facts to draw, with the loss and the total that the program reports
         self._loss: LossNow | None = None  # the attempt's loss, on a live screen
         self._files_s = 0.0  # when to read event files next
         self._quiet_rounds = 0  # since the trainer last printed something
@@ -75,8 +75,9 @@ class Console:
         self._thread.start()
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None:
-        """Print one line of ours, followed by `traceback`. Control characters in them are shown,
-        not sent.
+        """Print one line of ours, followed by `traceback`.
+
+        Control characters in either are made visible, so that they do not control the terminal.
         """
         line = f"procsv: {printable(text)}"
         if self._colour:
@@ -94,8 +95,9 @@ class Console:
             self._put(log)
 
     def finish(self) -> bool:
-        """Echo the rest and stop; False if the terminal has not accepted all of it within
-        DRAIN_S_MAX.
+        """Echo the rest of the output, and stop.
+
+        Return False if the terminal has not accepted all of it within DRAIN_S_MAX.
         """
         self._put(None)
         self._thread.join(DRAIN_S_MAX)
@@ -111,8 +113,9 @@ class Console:
             self._news.notify()
 
     def _drop_oldest_line(self) -> None:
-        """Drop our oldest line. A log to follow is kept, or the terminal would miss that trainer's
-        output later.
+        """Drop our oldest line from the queue.
+
+        The logs to follow stay in the queue; otherwise a trainer's output would never be shown.
         """
         for at, item in enumerate(self._queue):
             if isinstance(item, bytes):
@@ -143,7 +146,7 @@ class Console:
             self._draw()
 
     def _pause_s(self) -> float | None:
-        """Return how long to wait for the next round; None: until there is something to do."""
+        """Return how long to wait for the next round; None: until something is in the queue."""
         if self._log is None:
             return None
         return QUIET_POLL_S if self._quiet_rounds >= QUIET_ROUNDS and not self.is_live else POLL_S
@@ -160,8 +163,9 @@ class Console:
             self._loss, self._files_s = LossNow(Losses(since_s=SystemClock().wall(), start=START_BYTES)), 0.0
 
     def _pump(self, bytes_max: int | None) -> None:
-        """Copy new output from the log, up to about `bytes_max`; None: its writer is dead, so copy
-        all of it.
+        """Echo new output from the log.
+
+        `bytes_max`: stop after about this much. None: the log's writer is dead, so echo the rest.
         """
         done = 0
         while self._log is not None and (bytes_max is None or done < bytes_max):
@@ -170,7 +174,7 @@ class Console:
             except OSError:
                 return
             if not data:
-                if not done:  # nothing has followed for a whole round
+                if not done:  # nothing came for a whole round, so show what the filter has held back
                     self._echo_output(self._noise.release())
                     self._quiet_rounds += 1
                 return
@@ -184,7 +188,7 @@ class Console:
         self._print_output(self._filter.pass_on(data) if self._filter is not None else data)
 
     def _print_output(self, data: bytes) -> None:
-        """Print the program's output; a live screen is drawn at the end of the round."""
+        """Print the program's output. On a live screen, only add it: `_draw` ends the round."""
         if self.is_live:
             self._screen.print_output(data)
         elif data:
@@ -192,7 +196,7 @@ class Console:
             self._write(self._out_fd, data)
 
     def _print_line(self, line: bytes) -> None:
-        """Print a line of ours on a line of its own; a progress bar may have left its line open."""
+        """Print our line on a line of its own, even if the program has not ended its last line."""
         if self.is_live:
             self._screen.print_line(line)
         else:
@@ -200,8 +204,10 @@ class Console:
             self._is_line_open = False
 
     def _see(self) -> LineFacts | None:
-        """Return the newest facts, completed by what the program reports; a fit does so in its
-        heartbeat.
+        """Return the newest facts, with the loss and the number of steps that the program reports.
+
+        A fit reports its loss in its heartbeat. For other programs, both are read from the output
+        and the event files.
         """
         if self._look is None or self._look is self._seen:
             return self._facts
@@ -236,24 +242,24 @@ class Console:
         while view and fd not in self._broken:
             try:
                 view = view[os.write(fd, view) :]
-            except BlockingIOError:  # another program made the terminal non-blocking
+            except BlockingIOError:  # another process has made the terminal non-blocking
                 threading.Event().wait(0.02)
             except OSError as error:
                 if error.errno in NO_ROOM:  # our output goes to a file, and there may be room for the next line
                     return
-                if not stale.reopen(fd):  # it is closed; the log file has everything
+                if not stale.reopen(fd):  # it is closed, so write no more to it; the log file has everything
                     self._broken.add(fd)
 
 
 def _is_one_screen(out_fd: int, err_fd: int) -> bool:
-    """Whether both are the same terminal, and it can erase a line."""
+    """Whether both are the same terminal, and this terminal can erase lines."""
     if not (os.isatty(out_fd) and os.isatty(err_fd)) or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return os.fstat(out_fd).st_rdev == os.fstat(err_fd).st_rdev
 
 
 def _is_one_file(out_fd: int, err_fd: int) -> bool:
-    """Whether output to one appears in sequence with output to the other."""
+    """Whether both are the same file, so that output to both is mixed."""
     try:
         return os.path.samestat(os.fstat(out_fd), os.fstat(err_fd))
     except OSError:  # one is closed
@@ -261,13 +267,14 @@ def _is_one_file(out_fd: int, err_fd: int) -> bool:
 
 
 def _is_foreground(fd: int) -> bool:
-    """Whether we have the terminal; if the shell has it (`procsv launch … &`), we would draw over
-    its prompt.
+    """Whether we are in the foreground of the terminal.
+
+    If a shell is in the foreground (`procsv launch … &`), we would draw over its prompt.
     """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
-        return True  # not our controlling terminal, so no shell is on it
+        return True  # this is not our controlling terminal, so no shell waits on it
 
 
 def _columns(fd: int) -> int:
@@ -280,9 +287,9 @@ def _columns(fd: int) -> int:
 class KeyEcho:
     """Turns off the echo of typed keys on a terminal while live rows are drawn on it.
 
-    An echoed Enter would move the cursor away from the rows, so that the old rows stayed on the
-    screen. The shell receives the keys afterwards as always, and Ctrl-C works. If we are killed,
-    the shell sets up its terminal again, as it does after any program that was killed or stopped.
+    An echoed Enter would move the cursor away from the rows, and the old rows would stay on the
+    screen. The shell still receives the keys afterwards, and Ctrl-C works. If we are killed, the
+    shell restores its terminal, as it does after any program that was killed or stopped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -290,7 +297,7 @@ class KeyEcho:
         self._before: list[Any] | None = None
 
     def turn_off(self) -> None:
-        """Turn off the echo once, until `restore_echo`. Call it only while the terminal is ours."""
+        """Turn off the echo until `restore_echo`. Call this only while we are in the foreground."""
         if self._before is not None:
             return
         with contextlib.suppress(termios.error):
@@ -306,7 +313,7 @@ class KeyEcho:
                 self._apply(before)
 
     def forget_terminal(self) -> None:
-        """Forget the previous setting: a shell has the terminal back, and has set it up itself."""
+        """Forget the previous setting: a shell has the terminal back, and has set it up."""
         self._before = None
 
     def _apply(self, attributes: list[Any]) -> None:

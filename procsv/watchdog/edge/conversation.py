@@ -1,7 +1,7 @@
 """Exchange messages on the watchdog's sockets, with tasks, commands and services.
 
-Used by event_loop.py, to which it reports. Tasks and commands connect to the watchdog; the watchdog
-connects to the services. It decides nothing.
+Used by event_loop.py, which gets the messages as events. Tasks and commands connect to the
+watchdog's control socket. The watchdog connects to the services. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.status import Publisher
 
-HEARD_MAX = 1000  # messages per turn on the control socket, so that everything else gets its turn
+HEARD_MAX = 1000  # messages per turn on the control socket; the other work of the turn must not wait longer
 
 
 class Loop(NamedTuple):
@@ -49,11 +49,11 @@ class Conversation:
     def __init__(self, core: Core, environment: Environment, published: Publisher, loop: Loop) -> None:
         self._core, self._env, self._sockets = core, environment, environment.sockets
         self._published, self._loop = published, loop
-        # The messages to each service, by sequence number; a FlushDone names the one that it answers.
+        # The messages to each service, by sequence number. A FlushDone names the number of the message that it answers.
         self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in core.services}
 
     def handle_messages(self) -> None:
-        """Handle all messages that have come."""
+        """Handle all messages that have arrived."""
         for _ in range(HEARD_MAX):
             if (received := self._sockets.server.receive()) is None:
                 break
@@ -66,7 +66,7 @@ class Conversation:
                 self._heard_from_service(task, client, received)
 
     def greet(self, client: ClientEndpoint) -> None:
-        """Resend what is due to a service. After a new connection, send it Hello first."""
+        """Resend the messages that are due to a service. On a new connection, send our Hello."""
         if client.resend_due():
             client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
 
@@ -103,7 +103,7 @@ class Conversation:
         return task is not None and task.incarnation == received.incarnation
 
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
-        """Adopt the directory that the program has named; return why that is impossible, or ""."""
+        """Adopt the directory that the program has named. Return why that is impossible, or ""."""
         start = self._published.facts.start
         if start.root or not start.may_adopt(Path(logdir)):
             return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
@@ -129,7 +129,7 @@ class Conversation:
         answered = received.answers
         if isinstance(answered, messages.Hello):
             self._loop.handle(events.ServiceReady(task, received.incarnation))
-            self._loop.check_run_files()  # note the files that the service has made, so that we see when one is lost
+            self._loop.check_run_files()  # note the files that the service has made, so that a later loss is noticed
         asked = None
         if isinstance(received.body, watchdog_messages.FlushDone):
             found = self._asked[task].pop(received.re, None)
@@ -146,11 +146,11 @@ class Conversation:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
     def forget_dead(self, task: TaskId, incarnation: int) -> None:
-        """Forget a process that is dead."""
+        """Drop the messages and the connection of a dead process."""
         if task in self._core.tasks:
             self._sockets.server.forget(task, incarnation)
         elif task in self._core.services:
-            self._sockets.clients[task].peer.outbox.drop_messages()  # the core sends its successor what it needs
+            self._sockets.clients[task].peer.outbox.drop_messages()  # the core sends the next process what it needs
             self._asked[task].clear()
 
 
@@ -173,8 +173,9 @@ class RunSockets:
         return self._waiter.wait(timeout_s)
 
     def restore_server(self) -> None:
-        """Bind the control socket again after its file was removed. OSError or UserError if that
-        fails.
+        """Bind the control socket again if its file was removed.
+
+        OSError or UserError if that fails.
         """
         if not self.server.is_in_place():
             self.server.bind()

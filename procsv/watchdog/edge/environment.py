@@ -1,7 +1,7 @@
-"""Define the watchdog's environment: everything that its event loop touches besides its core.
+"""Define the watchdog's environment: everything that its event loop touches, except its core.
 
-assembly.py builds one from the real machine, and tests build one in memory. Its parts, the ports,
-act and report; they decide nothing.
+An environment consists of ports. A port acts and reports; it decides nothing. assembly.py builds
+the environment of a real machine, and tests build one in memory.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ class Sockets(Protocol):
         """Return the sockets and descriptors with news; none after `timeout_s`."""
 
     def restore_server(self) -> None:
-        """Bind the control socket again after its file was removed. OSError or UserError if that
-        fails.
+        """Bind the control socket again if its file was removed.
+
+        OSError or UserError if that fails.
         """
 
     def close(self) -> None: ...
 
 
 class Held(Protocol):
-    """The hold on the logdir."""
+    """The lock and the lease of the logdir."""
 
     def adopt(self, logdir: Path) -> None:
-        """Also take the directory that the program has named. UserError if that fails."""
+        """Take the directory that the program has named, too. UserError if that fails."""
 
     def keep(self, now_s: float) -> str:
-        """Renew our lease every few seconds; return who has taken the logdir, "" if it is ours."""
+        """Renew our lease, if that is due. Return who has taken the logdir; "" if nobody has."""
 
 
 class SignalSource(Protocol):
@@ -78,8 +79,10 @@ class RecordsPort(Protocol):
 class Resources(MemoryPort, Protocol):
     def tree_memory(self, pid: int, limit: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
-        """Return a number that changes whenever a thread of the tree has run, procsv's own threads
-        excepted; None if that is not visible.
+        """Return a number that changes whenever a thread of the process tree has run; None if it
+        cannot be read.
+
+        procsv's own threads in the tree do not count.
         """
 
     def host_memory(self) -> dict[str, int]: ...
@@ -110,7 +113,7 @@ class ManagerPort(Protocol):
     """The service manager that has started us, if any."""
 
     def notify(self, run: RunFile, now_s: float) -> None:
-        """Report the state of the run, if that is due. Never waits."""
+        """Report the state of the run, if a report is due. Never wait."""
 
     def close(self) -> None: ...
 
@@ -127,7 +130,7 @@ class RunFilesPort(Protocol):
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
-    """The known copy of the chief's memory on another machine."""
+    """The newest copy of the chief's snapshot that is known to be in another machine's memory."""
 
     host: str = ""  # "": no copy
     step: int = NO_STEP
@@ -137,8 +140,9 @@ NO_COPY = MemoryCopy()
 
 
 class RemoteHost(TaskHost, Protocol):
-    """The processes of all other machines. Orders to a lost machine do nothing, and its task is
-    reported as gone.
+    """The processes on all other machines.
+
+    If a machine is lost, orders to it do nothing, and its task is reported as gone.
     """
 
     host: str  # the name of this machine, for people
@@ -146,11 +150,11 @@ class RemoteHost(TaskHost, Protocol):
 
     @property
     def refused(self) -> int:
-        """The number of invalid messages, and of strangers that were not let in."""
+        """The number of invalid messages, and of unknown senders that were not let in."""
 
     @property
     def memory_copy(self) -> MemoryCopy:
-        """The copy of the chief's memory that a member keeps."""
+        """The copy of the chief's snapshot that a member keeps."""
 
     @property
     def host_of(self) -> Mapping[TaskId, str]: ...
@@ -166,21 +170,22 @@ class RemoteHost(TaskHost, Protocol):
         """Have the task's machine stop it (SIGSTOP), and continue it after `seconds`."""
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
-        """Whether `woken`, the sources with news, brought only members' beats. Other news is kept
-        for `poll`.
+        """Whether the sources in `woken` have brought only members' heartbeats.
+
+        Any other news is kept for the next `poll`.
         """
 
     def let_beats_gather(self, limit_s: float) -> bool:
-        """Wait a moment, at most `limit_s`, for more beats. False as soon as something else comes."""
+        """Wait a moment, at most `limit_s`, for more heartbeats. False if anything else arrives."""
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Send the members what is due."""
+        """Send the members the messages that are due."""
 
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tell all members how the run has ended.
 
-        With `restarts_elsewhere`, tell them to restart, and return the launches that will have no
-        task. None: they do not restart.
+        With `restarts_elsewhere`, tell them to restart. Return the launches that will have no task
+        then; None if the launches do not restart.
         """
 
 
@@ -192,7 +197,7 @@ class FaultInjector(Protocol):
 
 
 class FaultReach(msgspec.Struct, frozen=True):
-    """What the event loop lets a planned fault do."""
+    """The functions of the event loop that a planned fault may call."""
 
     tell: Callable[[TaskId, Message], None]
     journal: Callable[[Entry, TaskId, int], None]
@@ -221,7 +226,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Hosts(NamedTuple):
-    """Finds the host of each task: this machine's, or the one for all other machines."""
+    """Find the host of each task. One host is for this machine, and one for all other machines."""
 
     local: LocalHost
     remote: RemoteHost | None  # None: a run on one machine

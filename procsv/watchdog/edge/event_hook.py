@@ -1,10 +1,10 @@
 """Tell a command (`--on-event CMD`) or people (`--notify URL`) what has happened.
 
-Each event starts one process. Used by event_loop.py, which never blocks on a command. The command
-gets the event as JSON on its standard input: the journal's line, plus a sentence for people,
-target, host and logdir. It runs in a session of its own, and is killed when its time is over. At
-most a few commands run at a time; later events wait, and the oldest are dropped when there are too
-many.
+Used by event_loop.py, which never waits for a command. For each event, each option starts one
+process. The process gets the event as JSON on its standard input: the line of the journal, plus a
+sentence for people, target, host and logdir. It runs in a session of its own, and is killed when
+its time is over. Only RUNNING_MAX such processes run at a time. Later events wait, and if too many
+wait, the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from procsv.base.units import show_duration, show_time
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
-LOG_BYTES_MAX = 2**26  # a larger log of the commands' output is rotated; one older part is kept
+LOG_BYTES_MAX = 2**26  # if the log of the commands' output is larger, it is rotated; one older part is kept
 
 _ALWAYS = (
     entries.GaveUp
@@ -50,7 +50,7 @@ def concerns(entry: entries.Entry) -> bool:
     if isinstance(entry, entries.Exited):
         return entry.cause not in _NO_CRASH and entry.code != exit_codes.RESUMABLE
     if isinstance(entry, entries.RunStarted):
-        return entry.seen_until is not None  # the previous watchdog was killed and could not report its end
+        return entry.seen_until is not None  # the previous watchdog was killed, and could not report the end of its run
     return isinstance(entry, _ALWAYS)
 
 
@@ -112,10 +112,10 @@ class _Command(msgspec.Struct):
 
 
 class EventHook:
-    """Runs the commands of one run.
+    """Run the commands of one run.
 
-    `about`: fields added to each event. `say` reports failing commands to the user, once for each
-    kind of failure.
+    `about`: fields to add to each event. `say`: tells the user of failing commands, once for each
+    kind of failure. `time_s`: how long a command may run.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class EventHook:
 
     @property
     def pids(self) -> set[int]:
-        """The running commands: children of ours that do not belong to the trainer."""
+        """The pids of the running commands: children of the watchdog that belong to no task."""
         return {command.child.pid for command in self._running}
 
     @property
@@ -143,7 +143,7 @@ class EventHook:
         return bool(self._running or self._waiting)
 
     def offer_event(self, line: Line, now_s: float) -> None:
-        """Run the commands for an event of the journal, if it concerns people."""
+        """Run the commands for an event of the journal, if the event concerns people."""
         if not concerns(line.entry):
             return
         told = {**line.as_dict(), "text": describe(line), **self._about}
@@ -167,7 +167,7 @@ class EventHook:
             self._start(*self._waiting.popleft(), now_s)
 
     def close(self) -> None:
-        """End all commands."""
+        """Kill all commands, and drop the waiting ones."""
         self._waiting.clear()
         for command in self._running:
             command.child.signal_tree(signal.SIGKILL)
@@ -201,7 +201,10 @@ class EventHook:
 
 
 def _as_file(data: bytes) -> IO[bytes]:
-    """Return `data` as a file to read from, so that a command that does not read it blocks nothing."""
+    """Return a file to read `data` from.
+
+    With a pipe, a command that does not read could block the watchdog.
+    """
     file = open(os.memfd_create("procsv-event"), "w+b")  # noqa: PTH123, SIM115  it has no path; the caller closes it
     file.write(data)
     file.seek(0)

@@ -1,6 +1,7 @@
 """Run the watchdog's event loop: feed events to the core, and carry out the core's actions.
 
-main.py creates the Reactor. It decides nothing, and touches the world only through its environment.
+main.py creates the Reactor. The Reactor decides nothing, and touches the world only through its
+environment (environment.py).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from procsv.watchdog.host.local_host import LocalHost, Machine
 
 declare("watchdog.mid_stop")
 
-TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most this old
+TICK_S = 0.5  # heartbeats are read this often, so a step in `status` is at most this old
 CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
 RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
-WAIT_S_MIN = 0.005  # keeps the loop from spinning when a deadline has passed but there is nothing to do
+WAIT_S_MIN = 0.005  # the shortest wait, so that the loop does not spin if a passed deadline leads to nothing
 COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of --on-event
 
 
@@ -68,7 +69,7 @@ class Reactor:
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
-        """Loop until the run is over; return the action that says how to exit."""
+        """Loop until the run is over. Return the action that says how to exit."""
         self.start()
         while (quit := self.result) is None:
             self._wait()
@@ -76,8 +77,9 @@ class Reactor:
         return quit
 
     def _wait(self) -> None:
-        """Wait until something has happened or is due. Heartbeats from other machines arrive all
-        the time, and do not end the wait.
+        """Wait until something has happened or is due.
+
+        Heartbeats from other machines arrive all the time, so they alone do not end the wait.
         """
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
@@ -89,7 +91,7 @@ class Reactor:
             left_s = max(0.0, until_s - self._clock.monotonic())
 
     def start(self) -> None:
-        self._published.write_run()  # first, so that run.json exists when others learn of the start
+        self._published.write_run()  # first, so that run.json exists when other processes learn of the start
         for task, adopted in self._core.settings.adopted.items():
             self._follow_log(task, adopted.incarnation)
         if self._core.settings.knows_imports:
@@ -98,10 +100,10 @@ class Reactor:
         self._perform(self._core.start(self._clock.monotonic()))
 
     def run_once(self) -> None:
-        """Run one turn: handle all that has happened."""
-        self._keep_logdir()  # before anything is written: while we were suspended, another machine may have taken it
+        """Run one turn of the loop: handle everything that has happened or is due."""
+        self._keep_logdir()  # before any write: while we were suspended, another machine may have taken the logdir
         if requests := self._env.signals.take_requests():
-            self._look()  # first: the heartbeats say which signals the program handles itself
+            self._look()  # before the signals: the heartbeats say which signals the program handles itself
         for asked in requests:
             self.handle(asked)
         self._hear(self.local.poll())
@@ -113,12 +115,12 @@ class Reactor:
 
     @property
     def result(self) -> actions.Quit | None:
-        """How to leave the run, once it is over and nothing remains to be done."""
+        """The action that says how to exit; None until the run is over and all is done."""
         return None if self._quit is None or self._has_remains() else self._quit
 
     def _has_remains(self) -> bool:
-        """Whether killed processes are still disappearing, or commands are still handling events,
-        at the end of the run.
+        """Whether the end of the run still waits for killed processes to disappear, or for commands
+        of --on-event to end.
         """
         past_s = self._clock.monotonic() - self._quit_s
         return (self.local.is_clearing and past_s < REMAINS_S_MAX) or (
@@ -126,7 +128,7 @@ class Reactor:
         )
 
     def pause_s(self) -> float:
-        """Return how long to wait until the next turn, if nothing happens before."""
+        """Return how long to wait for the next turn, if nothing happens before."""
         now_s = self._clock.monotonic()
         dues = [self._tick_s, self._next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
         if self.local.is_clearing or self._quit is not None:
@@ -150,7 +152,7 @@ class Reactor:
         if self._remote is not None:
             self._remote.keep_in_touch(now_s)
         self._sockets.server.resend_due()
-        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each `procsv` command is a new peer, gone after its answer
+        self._sockets.server.forget(COMMAND_LINE, 2**31)  # a `procsv` command is a new peer, and ends after its answer
         self._processes.reap_strays()
         self._look()
         if self._env.console.is_live:
@@ -169,7 +171,7 @@ class Reactor:
             self.handle(events.LogdirTaken(taker))
 
     def _look(self) -> None:
-        """Read the time, the heartbeats and the machine's resources."""
+        """Read heartbeats and resources, and let the hosts and the core do what is due."""
         self._hear(self.local.tick(is_awaited=self._core.awaits_start(self._clock.monotonic())))
         self.handle(self._reading())
 
@@ -214,14 +216,14 @@ class Reactor:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _hear(self, news: Iterable[events.Event]) -> None:
-        """Handle what has happened to processes."""
+        """Hand the hosts' news to the core, and do what the loop itself must do about it."""
         for event in news:
             match event:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    # A signal to all processes reaches us, too. Handle it first: a program that we only observe is not
-                    # our child and leaves us no exit status, so this signal is all that explains its death.
+                    # A signal that killed a process may also have been sent to us. Handle it first. An observed program is
+                    # not our child, so we get no exit status: the signal may be the only explanation of its death.
                     for asked in self._env.signals.take_requests():
                         self.handle(asked)
                     self._conversation.forget_dead(task, incarnation)
@@ -259,8 +261,9 @@ class Reactor:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, todo: list[actions.Action]) -> None:
-        """Carry out the actions in order. The immediate results of a start are handled before the
-        next action.
+        """Carry out the actions in order.
+
+        After each action, handle its immediate results, such as Started, before the next action.
         """
         for action in todo:
             match action:
@@ -294,7 +297,7 @@ class Reactor:
             self._hear(self.local.answers())
 
     def close(self) -> RunFile:
-        """Release everything but the lock; return the last state, for run.json."""
+        """Release everything but the lock. Return the last state, for run.json."""
         run = self._published.close()
         self._env.event_hook.close()
         self._sockets.close()

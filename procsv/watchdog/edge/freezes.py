@@ -15,7 +15,7 @@ class Freezes:
         self._until: list[tuple[float, RunningChild]] = []
 
     def freeze(self, running: RunningChild, until_s: float) -> None:
-        # If we are killed from here on, the process stays stopped until the next launch ends it as a leftover.
+        # If the watchdog is killed before `end_expired`, the process stays stopped. The next launch ends it.
         self._until.append((until_s, running))
         running.child.signal(signal.SIGSTOP)
 

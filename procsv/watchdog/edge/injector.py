@@ -1,8 +1,8 @@
 """Carry out planned faults on processes, messages and the disk.
 
-Called by event_loop.py in its loop; core/fault_schedule.py decides what is due, and leaves a
-trainer's faults at a step to the trainer. Each fault is journaled before it is carried out, so that
-a watchdog that kills itself knows about it after its restart.
+event_loop.py calls the Injector in every turn. core/fault_schedule.py decides which faults are due;
+a trainer carries out its own faults at a step. Each fault is journaled before it is carried out. So
+if the watchdog kills itself, the next launch knows that this fault has happened.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ class Injector:
         self._freezes = Freezes()
 
     def next_due_s(self, now_s: float) -> float | None:
-        """Return when the next fault is due by the clock. Faults that wait for a process or a step
-        are checked in every turn of the loop.
+        """Return when the next fault is due by the clock; None if none is.
+
+        Faults that wait for a process or a step are checked in every turn of the loop.
         """
         dues = (self._schedule.next_due_s(), self._freezes.next_due_s())
         return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
-        """Carry out what is due. A fault for a process that does not exist yet waits for it."""
+        """Carry out the faults that are due. A fault waits until its process exists."""
         self._freezes.end_expired(now_s)
         for number, fault in self._schedule.due(now_s, step):
             act = self._find(fault, now_s)
@@ -75,7 +76,7 @@ class Injector:
             self._reach.journal(entries.Fault(fault=str(fault), step=step), target, incarnation)
             try:
                 act()
-            except OSError as error:  # the checkpoint's disk is really bad
+            except OSError as error:  # the disk of the checkpoint has a real error
                 skipped = entries.FaultSkipped(fault=str(fault), why=str(error))
                 self._reach.journal(skipped, target, incarnation)
                 self._reach.say(f"skipping the fault '{fault}': {error}")
@@ -85,13 +86,14 @@ class Injector:
         return running.incarnation if running is not None else self._reach.attempt(target) or 1
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
-        """Return the fault that ended this process, whichever process carried it out; "" if it was
-        something else.
+        """Return the fault that ended this process; "" if something else ended it.
+
+        Any process may have carried out the fault: the journal has the faults of all.
         """
         return find_fault(read_journal(self._paths.journal), task, incarnation, exit) if self._plan.faults else ""
 
     def _find(self, fault: PlannedFault, now_s: float) -> Callable[[], object] | None:
-        """Return the function that carries out `fault`; None if that is not possible yet."""
+        """Return a function that carries out `fault`; None while its process does not exist."""
         match fault.target:
             case "logdir":
                 return self._find_for_logdir(fault)
@@ -108,7 +110,8 @@ class Injector:
     def _find_elsewhere(
         self, fault: PlannedFault, task: TaskId, remote: RemoteHost, incarnation: int
     ) -> Callable[[], object] | None:
-        """Return the function for a task on another machine, whose launch carries out the fault;
+        """Return a function that lets another machine's launch carry out the fault there.
+
         None if the task is not running.
         """
         if not incarnation:
@@ -147,8 +150,9 @@ class Injector:
 
 
 def _to_ourselves(fault: PlannedFault) -> None:
-    """Carry out a fault on the watchdog. If it is killed here, the trainer saves and ends, and the
-    next launch resumes.
+    """Carry out a fault on the watchdog itself.
+
+    If this kills the watchdog, the trainer saves and ends, and the next launch resumes.
     """
     match fault.action:
         case "kill":
@@ -156,14 +160,14 @@ def _to_ourselves(fault: PlannedFault) -> None:
         case "preempt":
             os.kill(os.getpid(), signal.SIGTERM)
         case "stop":
-            # Another process must wake us. It belongs to no run, and ends by itself.
+            # Another process must wake us. That process belongs to no run, and ends by itself.
             argv = [sys.executable, "-S", "-c", _WAKE, str(os.getpid()), str(fault.number)]
             subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def newest_files(logdir: Path) -> list[Path]:
-    """Return the index and data files of the checkpoint with the highest step; [] if there is none."""
+    """Return the index and data files of the checkpoint with the highest step, if there is one."""
     found = [(int(match[1]), path) for path in logdir.glob("*.index") if (match := _NUMBER.search(path.name))]
     if not found:
         return []
@@ -172,8 +176,10 @@ def newest_files(logdir: Path) -> list[Path]:
 
 
 def corrupt_newest(logdir: Path, how: str) -> Path | None:
-    """Damage the last data file of the newest checkpoint, as a bad disk would; return it, or None
-    without a checkpoint.
+    """Damage the last data file of the newest checkpoint, as a bad disk would.
+
+    Return the path of that file; None if there is no checkpoint. `how`: "delete" or "truncate";
+    anything else changes one bit.
     """
     files = newest_files(logdir)
     if not files:

@@ -1,9 +1,9 @@
 """Hold what a launch has before its run begins, and form the run.
 
-A `Launch` has the Start that it was given, and what it uses of this machine: clock, signals,
-console and ports. Forming a run means settling which launch hosts which task, before any task is
-started. `OneMachine` hosts all tasks in one launch; for a run on several machines,
-machines/coordinator.py gathers the other launches.
+A `Launch` has its Start (the settings and paths with which it was started), and what it uses of
+this machine: clock, signals, console and ports. To form a run is to settle which launch hosts which
+task, before any task is started. `OneMachine` hosts all tasks in one launch. For a run on several
+machines, machines/coordinator.py gathers the other launches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from procsv.watchdog.edge.opening.run_lock import OpenRequest, Wait
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals, StoppedBeforeStart, wait_unless_stopped
 
-WHAT_CHARS_MAX = 1000  # a lease must stay small, so it names no more than this of a command line
+WHAT_CHARS_MAX = 1000  # a lease must stay small, so it has at most this much of the command line
 
 
 class Launch(NamedTuple):
@@ -41,14 +41,14 @@ class Launch(NamedTuple):
     ports: HeldPorts
 
     def wait(self, seconds: float) -> None:
-        """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end."""
+        """Wait up to `seconds`. StoppedBeforeStart if a signal asks for the end."""
         wait_unless_stopped(self.signals, seconds)
 
     def request(self, what: str, wait: Wait) -> OpenRequest:
         """Return the request to open this launch's run.
 
-        `what`: names the launch, for people who find the directory in use. `wait` raises if the run
-        is no longer wanted.
+        `what`: names the launch, for people who find the directory in use. `wait`: waits, and
+        raises if the run is no longer wanted.
         """
         return OpenRequest(
             paths=self.start.paths,
@@ -97,22 +97,23 @@ def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
 
 
 class Formed(msgspec.Struct, frozen=True):
-    start: Start  # with the tasks' addresses, and the task whose state is saved; unchanged for a single trainer
+    start: Start  # the launch's, with the chief and the tasks' addresses; unchanged for a single trainer
     remote: RemoteHost | None  # the tasks that other launches host, if any
     entries: Sequence[Entry] = ()  # journal entries about forming the run, such as a fetched memory copy
 
 
 class Formation(Protocol):
     def refuse(self, launch: Launch, error: UserError) -> None:
-        """Tell the launches that wait for this one that there is no run, and why."""
+        """Tell the launches that wait for this launch that there is no run, and why."""
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
-        """Settle which launch hosts which task. The logdir is already taken. UserError if the run
-        must not begin.
+        """Settle which launch hosts which task. UserError if the run must not begin.
+
+        Called after the launch has taken the logdir.
         """
 
     def withdraw(self, start: Start) -> None:
-        """Remove the files that tell other launches where to join the run, which is over."""
+        """The run is over: remove the files that tell other launches where to join it."""
 
 
 class OneMachine:

@@ -1,8 +1,8 @@
 """Measure a run, for TensorBoard and for Prometheus.
 
-TensorBoard gets its metrics through the summary service; Prometheus reads a file or a port. Used by
-run_records.py. All metrics come from the same account as `procsv report`, and from run.json, so
-that they agree.
+Used by run_records.py. TensorBoard gets its metrics through the summary service. Prometheus reads a
+file or a port. All metrics come from run.json and from the account that `procsv report` shows, so
+they agree with both.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries
 
 
 class RunMeter:
-    """Keeps the ledger of the run so far. It decides when to write something, and writes nothing
-    itself.
-    """
+    """Keep the account of the run so far, and decide when metrics are due. It writes nothing."""
 
     def __init__(self) -> None:
         self._account = AccountBuilder(keeps_remarks=False)
@@ -45,8 +43,10 @@ class RunMeter:
             self._tensorboard_s = self._prometheus_s = 0.0
 
     def due(self, now_s: float, wall_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """Return the metrics for TensorBoard if they are due. `now_s` is monotonic, `wall_s` is in
-        Unix seconds, and `memory` returns bytes.
+        """Return the metrics for TensorBoard; None if they are not due, or before the first start.
+
+        `now_s` is monotonic, `wall_s` is in Unix seconds. `memory` returns the program's memory in
+        bytes.
         """
         if now_s < self._tensorboard_s:
             return None
@@ -66,8 +66,9 @@ class RunMeter:
         return RunMetrics(wall_s, self._second, values)
 
     def measure(self, run: RunFile, now_s: float, wall_s: float) -> list[Metric]:
-        """Return the metrics for Prometheus; nothing if they are not due. A run that has ended is
-        measured at once.
+        """Return the metrics for Prometheus; [] if they are not due.
+
+        Once the run has ended, they are always due.
         """
         if now_s < self._prometheus_s and run.ended_at is None:
             return []
@@ -77,8 +78,9 @@ class RunMeter:
 
 # -- Prometheus ----------------------------------------------------------------------------------------------
 class Metric(msgspec.Struct, frozen=True):
-    """One metric with its samples: pairs of labels and value. Names and units follow Prometheus'
-    conventions.
+    """One metric with its samples. A sample is a pair of labels and value.
+
+    Names and units follow Prometheus' conventions.
     """
 
     name: str
@@ -88,10 +90,9 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 def measure_run(run: RunFile, account: Account | None, wall_s: float) -> list[Metric]:
-    """Return the metrics of a run. Unknown steps are left out, because Prometheus cannot express
-    them.
+    """Return the metrics of a run. Metrics with an unknown value are left out.
 
-    `account`: None before the first start.
+    `account`: None before the first start; then its metrics are left out, too.
     """
     found = [
         _gauge(
@@ -173,8 +174,9 @@ def _escape(text: str) -> str:
 
 
 class MetricsPort:
-    """Serves the latest metrics with prometheus-client, on a thread of its own. OSError if the port
-    is taken.
+    """Serve the latest metrics with prometheus-client, on a thread of its own.
+
+    OSError if the port is taken.
     """
 
     def __init__(self, address: str) -> None:
@@ -191,8 +193,9 @@ class MetricsPort:
         self._shown = metrics
 
     def collect(self) -> Iterator[Family]:
-        """Called by prometheus-client at each scrape, on its thread. That needs no lock, because
-        `show` replaces the list as a whole.
+        """Yield the latest metrics. prometheus-client calls this at each scrape, on its thread.
+
+        No lock is needed, because `show` replaces the whole list.
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

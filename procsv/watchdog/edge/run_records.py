@@ -1,7 +1,7 @@
 """Write the watchdog's records into the logdir: the journal, run.json, crash reports and metrics.
 
-Used by event_loop.py. A logdir that cannot be written (full, read-only, removed) is reported once
-and does not end the run: training continues as long as it can.
+Used by event_loop.py. If the logdir cannot be written, because it is full, read-only or removed,
+that is reported once. It does not end the run: training continues as long as possible.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.metrics import MetricsPort, RunMeter, show_metrics
 
 LOG_LINES_SHOWN = 50
-AGAIN_S = 30.0  # writing must succeed for this long before it is reported to work again
-GONE_S = 3.0  # a directory that is back within this time is not reported as gone
-REPORTS_AGAIN_MAX = 20
-CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
+AGAIN_S = 30.0  # report that writing works again after it has succeeded for this long
+GONE_S = 3.0  # do not report a missing directory that is back within this time
+REPORTS_AGAIN_MAX = 20  # how many of the newest reports are written again if the program deletes them
+CRASHES_KEPT_MAX = 1000  # how many reports of a task are kept; the oldest are removed
 
 
 class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
-    """procsv/crashes/<incarnation>.json."""
+    """The contents of a crash report, procsv/crashes/<task and attempt>.json."""
 
     time: float  # Unix seconds
     run: str
@@ -53,7 +53,7 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None
     step: int
     lost_steps: int  # steps to be redone
-    resume_step: int  # of the state that the next start resumes from; -1: unknown
+    resume_step: int  # the step that the next start resumes from; -1: unknown
     lost: str  # lost_steps and resume_step as text for people
     resumes: str
     exception: str
@@ -85,15 +85,17 @@ class RunRecords:
         self._try(lambda: self._metrics.enter(self._journal.append(entry, task, incarnation)))
 
     def metrics_due(self, now_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """Return the metrics if they are due. `memory` returns the program's memory in bytes, and
-        is called only if they are.
+        """Return the metrics for TensorBoard; None if they are not due.
+
+        `memory` returns the program's memory in bytes. It is called only if the metrics are due.
         """
         return self._metrics.due(now_s, self._clock.wall(), step, memory)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
-        """Write run.json, but not while another machine has the logdir.
+        """Write run.json and the metrics, unless another machine has taken the logdir.
 
-        If we wrote it then, the logdir would look like ours again once that machine releases it.
+        If we wrote run.json then, the logdir would look like ours again once that machine releases
+        it.
         """
         metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
         if metrics and self._port is not None:
@@ -137,10 +139,8 @@ class RunRecords:
         self._try(lambda: self._write_crash(crash, ended.task))
 
     def _write_reports_again(self) -> None:
-        """Write the newest reports again if the program has deleted them together with its
-        directory.
-        """
-        with contextlib.suppress(OSError):  # they cannot be checked now
+        """Write the newest crash reports again, if the program has deleted the logdir with them."""
+        with contextlib.suppress(OSError):  # the directories cannot be checked now
             if self._reports and self._paths.home.is_dir() and not self._paths.crashes.is_dir():
                 for crash, task in self._reports:
                     self._try(partial(self._write_crash, crash, task))
@@ -154,11 +154,11 @@ class RunRecords:
         self._prune(crashes, task)
 
     def _prune(self, crashes: Path, task: TaskId) -> None:
-        """Remove the task's oldest reports, so that a run of weeks does not fill the disk."""
+        """Remove the oldest reports of `task`, so that a long run does not fill the disk."""
         prefix = attempt_name(task, 0).removesuffix("0")
         names = [path.stem.removeprefix(prefix) for path in crashes.glob(f"{prefix}*.json")]
         for number in sorted(int(name) for name in names if name.isdecimal())[:-CRASHES_KEPT_MAX]:
-            for suffix in (".txt", ".json"):  # .json last: after a kill in between, the next pruning still finds it
+            for suffix in (".txt", ".json"):  # .json last, so that after a kill in between the next call finds it
                 (crashes / f"{prefix}{number}{suffix}").unlink(missing_ok=True)
 
     def stop_writing(self) -> None:
@@ -169,7 +169,7 @@ class RunRecords:
             if self._is_ours:
                 write()
             if not self._failing or not self._paths.home.is_dir():
-                return  # writing to a deleted journal succeeds while it is open, so this proves nothing
+                return  # a deleted journal can be written while it is open, so a success shows nothing
         except OSError as error:
             self._failed(error)
         else:
@@ -182,8 +182,9 @@ class RunRecords:
             self._failing, self._is_said, self._works_s = "", False, None
 
     def _failed(self, error: OSError) -> None:
-        """Report a failure once. A missing directory is reported only after a moment: many programs
-        recreate theirs.
+        """Report a failure once.
+
+        Report a missing directory only after GONE_S, because many programs recreate their logdir.
         """
         now_s, self._works_s = self._clock.monotonic(), None
         if not self._failing:
@@ -220,7 +221,7 @@ def _as_text(crash: CrashReport) -> str:
     if crash.traceback:
         parts += ["", crash.traceback.rstrip()]
     if crash.stacks:
-        # "Stack " begins a dump of the main thread alone, which was requested first.
+        # A dump that begins with "Stack " shows the main thread alone. It is requested before the dump of all threads.
         first = "the stack of its main thread, and then " if crash.stacks.startswith("Stack ") else ""
         parts += ["", f"{first}the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
     if crash.last_lines:

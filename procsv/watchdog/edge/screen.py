@@ -1,8 +1,8 @@
 """Draw the terminal of a launch: output that scrolls above live rows.
 
-Used by console.py. Pure: it returns the bytes to write. Below the scrolled output there are up to
-two rows: the program's unfinished line, such as a progress bar, and the status line. Each block of
-output erases them and draws them again, in one write, so that nothing flickers.
+Used by console.py. Pure: the Screen returns the bytes to write. Below the scrolled output there are
+up to two live rows: the program's unfinished line, such as a progress bar, and the status line. For
+each block of output, the rows are erased and drawn again in a single write, so they do not flicker.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 import unicodedata
 
-UNFINISHED_BYTES_MAX = 2**16  # a longer line is ended here, or cut if it redraws itself
-REDRAWN_BYTES = 4096  # kept of a line that redraws itself: the part that may still be visible
-COLUMN_MAX = 1000  # the last column that a move within a line can reach
+# An unfinished line that is longer is ended. If it redraws itself, only its last REDRAWN_BYTES are kept, because the rest
+# is no longer visible.
+UNFINISHED_BYTES_MAX = 2**16
+REDRAWN_BYTES = 4096
+COLUMN_MAX = 1000  # the last column that a cursor movement can reach
 _MOVES = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 _STYLE_ONLY = re.compile(rb"[^\x1b\r\x08]*(?:\x1b\[[0-9;]*m[^\x1b\r\x08]*)*")
 _ERASE_BELOW, _PLAIN = b"\x1b[J", "\x1b[0m"
@@ -27,9 +29,7 @@ class Screen:
         self._is_stale = False
 
     def print_output(self, data: bytes) -> None:
-        """Add output of the program. `data` contains only the control sequences that OutputFilter
-        lets pass.
-        """
+        """Add output of the program, as OutputFilter has filtered it."""
         if not data:
             return
         *lines, rest = (self._unfinished + data).split(b"\n")
@@ -40,18 +40,19 @@ class Screen:
             self._whole += [] if self._unfinished else [rest + b"\n"]
 
     def print_line(self, line: bytes) -> None:
-        """Add a line of ours, ending with a newline, above the program's unfinished line."""
+        """Add our line above the program's unfinished line. `line` ends with a newline."""
         self._whole.append(line)
         self._is_stale = True
 
     def show_status(self, text: str) -> None:
-        """Set the status line; "" for none."""
+        """Set the status line; "" removes it."""
         self._is_stale |= text != self._status
         self._status = text
 
     def render_rows(self, width: int) -> bytes:
-        """Return the bytes to write now to a terminal of `width` columns; none if nothing has
-        changed.
+        """Return the bytes to write now to a terminal of `width` columns.
+
+        They are empty if nothing has changed.
         """
         if not self._is_stale:
             return b""
@@ -62,13 +63,13 @@ class Screen:
         return data
 
     def end_line(self) -> None:
-        """End the unfinished line, whose writer is dead."""
+        """End the unfinished line, because its writer is dead."""
         if self._unfinished:
             self._whole.insert(0, flush_line(self._unfinished) + b"\n")
             self._unfinished, self._is_stale = b"", True
 
     def finish(self) -> bytes:
-        """Return the bytes to write at the end, which remove the live rows."""
+        """Return the bytes to write at the end. They remove the live rows."""
         self.end_line()
         data = self._erase() + b"".join(self._whole)
         self._whole, self._status, self._rows = [], "", 0
@@ -81,15 +82,15 @@ class Screen:
 
 
 def flush_line(line: bytes) -> bytes:
-    """Return a finished line as the terminal would show it, without what it has overwritten."""
+    """Return a finished line as a terminal would show it, without text that was overwritten."""
     line = line.removesuffix(b"\r")
     return line if _STYLE_ONLY.fullmatch(line) else _draw(_cells(line))
 
 
 def fit_line(line: bytes, width: int) -> bytes:
-    """Return the unfinished line as it looks, cut to `width` columns.
+    """Return the unfinished line as a terminal would show it, cut to `width` columns.
 
-    A line that only grows keeps its end; a line that redraws itself keeps its beginning.
+    If the line only grows, its end is kept. If it redraws itself, its beginning is kept.
     """
     cells = _cells(line.removesuffix(b"\r") if line.rstrip(b"\r") else line)
     is_redrawn = b"\r" in line or b"\x08" in line
@@ -103,8 +104,8 @@ def fit_line(line: bytes, width: int) -> bytes:
 
 
 def _cells(line: bytes) -> list[tuple[str, str]]:
-    """Return style and character of each column, after all returns, backspaces and moves within the
-    line.
+    """Return the style and the character of each column, after all carriage returns, backspaces and
+    cursor movements.
     """
     text = line[-REDRAWN_BYTES:].decode(errors="replace") if b"\r" in line else line.decode(errors="replace")
     cells: list[tuple[str, str]] = []
@@ -129,8 +130,9 @@ def _cells(line: bytes) -> list[tuple[str, str]]:
 
 
 def _move(move: re.Match[str], cells: list[tuple[str, str]], style: str, column: int) -> tuple[str, int]:
-    """Return style and column after an escape sequence. A sequence that leaves the line, or is
-    unknown, does nothing.
+    """Return the style and the column after an escape sequence, and erase what it erases.
+
+    An unknown sequence, or one that leaves the line, does nothing.
     """
     private, parameters, kind = move.groups()
     number = int(parameters) if parameters.isdecimal() else 0

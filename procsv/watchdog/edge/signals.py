@@ -1,8 +1,8 @@
 """Turn signals to the watchdog into bytes in a pipe, which a loop can wait for.
 
 Used by launch.py and event_loop.py, on the main thread. The handlers do nothing: Python writes the
-number of each signal to the pipe (`signal.set_wakeup_fd`), even while it is inside a long call.
-None of these signals ends the watchdog by itself.
+number of each signal to the pipe (`signal.set_wakeup_fd`), even during a long call. So none of
+these signals ends the watchdog directly.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ class Signals:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         ours = {*STOPS, *notices, *PASSED_ON, *IGNORED}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)  # a parent may have blocked some, and we inherit its mask
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)  # the parent may have blocked some; we inherit its mask
         for number in ours:
             if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup and shells set this, so that a closed terminal does not end the run
+                continue  # nohup or a shell has set this on purpose: a closed terminal does not end the run
             signal.signal(number, _nothing)
         self._count = 0
 
     def take_requests(self) -> list[StopAsked | SignalCame]:
-        """Return the signals since the last call. A second signal from a user means: now."""
+        """Return the requests of the signals that have arrived since the last call.
+
+        From the second stop signal on, each asks for an immediate end, except a preemption notice.
+        """
         try:
             data = os.read(self.fd, 64)
         except BlockingIOError:
@@ -57,20 +60,21 @@ class Signals:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Do nothing: the system call returns anyway, and the pipe has the signal's number."""
+    """Do nothing. The signal's number is in the pipe, which wakes the loop."""
 
 
 class StoppedBeforeStart(UserError):
-    """A signal came, or the program to observe ended, before anything was started."""
+    """A signal arrived, or the program to observe ended, before anything was started."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: stopped before anything was started", exit_code=exit_codes.RESUMABLE)
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Wait up to `seconds`; StoppedBeforeStart if a signal asks for the end.
+    """Wait up to `seconds`. StoppedBeforeStart if a signal asks for the end.
 
-    There is no program yet, so a signal that would be passed on to it has its default meaning here.
+    There is no program yet. So a signal that is normally passed on to the program has its default
+    meaning here.
     """
     if not signals.wait(seconds):
         return

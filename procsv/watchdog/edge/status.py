@@ -1,6 +1,6 @@
-"""Describe the current run for run.json and `procsv status`, and publish it.
+"""Describe the current state of the run, and publish it: in run.json and by `procsv status`.
 
-Used by event_loop.py. It decides nothing.
+Used by event_loop.py. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from procsv.watchdog.host.standby import Standby
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What does not change during a run."""
+    """What is known when the run begins. Only the logdir may change later, by adoption."""
 
     start: Start
     watchdog: ProcessIdentity
@@ -119,7 +119,7 @@ def status_object(
         generation=core.generation if has_several else UNSET,
         snapshots=trainer.snapshots.as_status() if trainer is not None else None,
         memory=memory,
-        # Dropped by the receivers: garbage, too large, from another run or from an older attempt.
+        # Messages that their receivers dropped: invalid, too large, from another run or from an older attempt.
         dropped_messages=refused + sum(beat.refused for beat in beats.values()),
     )
 
@@ -154,14 +154,12 @@ RUN_JSON_S = 1.0  # how often run.json is written to follow the step
 
 
 class Publisher:
-    """Publishes the journal, run.json, the status, the service manager's news, and the run's
-    metrics.
-    """
+    """Publish journal, run.json, status and metrics, and report to the service manager."""
 
     def __init__(self, core: Core, facts: Facts, environment: Environment, hosts: Hosts) -> None:
         self.facts, self._hosts = facts, hosts
         self._core, self._env, self._clock = core, environment, environment.clock
-        self.run_json_s = self._clock.monotonic()  # when to write it next, at the latest
+        self.run_json_s = self._clock.monotonic()  # when to write run.json next, at the latest
 
     def journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         self._env.records.append(entry, task, incarnation)
@@ -171,8 +169,10 @@ class Publisher:
         self._env.event_hook.offer_event(line, self._clock.monotonic())
 
     def write_run(self) -> None:
-        """Write run.json without fsync, which would delay `status` and the handling of deaths while
-        the disk is busy.
+        """Write run.json, and report to the service manager.
+
+        There is no fsync. While the disk is busy, it would delay `status` and the handling of
+        deaths.
         """
         self.run_json_s = self._clock.monotonic() + RUN_JSON_S
         failpoint("watchdog.rewriting_status")

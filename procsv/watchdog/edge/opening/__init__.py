@@ -1,1 +1,1 @@
-"""Open a run: take its directory, deal with what an earlier run has left, and hold the lease."""
+"""Open a run: take its logdir, clear what an earlier run has left, and hold lock and lease."""

@@ -1,12 +1,13 @@
 """Hold the locks and leases of the run's own directory and of an adopted logdir.
 
-A program may name a logdir of its own; the run adopts it, and saves there. It is locked and leased
-like the run's own directory. It also has a pointer to that directory, whose lock the program's
-processes inherit: a launch that wants the adopted logdir follows the pointer, and finds what a
-killed watchdog has left. If `take_logdir` is killed at any point, run.json does not name the
-adopted logdir yet, so the pointer is ignored and the next launch starts over.
+A program may name a logdir of its own. The run adopts that logdir, and saves there. The adopted
+logdir has a lock and a lease, like the run's own directory. It also has a pointer to the run's own
+directory. The program's processes inherit the lock of the own directory. So a launch that wants the
+adopted logdir follows the pointer, and finds what a killed watchdog has left. If the process is
+killed anywhere in `take_logdir`, run.json does not name the adopted logdir yet. Then the pointer is
+ignored, and the next launch starts over.
 
-Used by take_logdir.py at the start of a run, and by event_loop.py while it is active.
+Used by take_logdir.py at the start of a run, and by event_loop.py while the run is active.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from procsv.watchdog.edge.opening.run_lock import Wait, in_use, name_holder, tak
 
 class AdoptedLogdir:
     def __init__(self, logdir: Path, root: Path, lease: Lease, clock: Clock) -> None:
-        """`lease`: the run's."""
+        """`root`: the run's own directory. `lease`: the run's."""
         self._paths, self._root, self._lease, self._clock = find_paths(logdir), root, lease, clock
         self._lock, self._file = DirectoryLock(self._paths.home), LeaseFile(self._paths, has_run_json=False)
         self._keeper: LeaseKeeper | None = None
 
     def take_logdir(self, wait: Wait, say: Callable[[str], None]) -> None:
-        """Take the logdir; LogdirLocked if another run has it, or it cannot be written. `wait`
-        raises if no wait is allowed.
+        """Take the logdir. LogdirLocked if another run has it, or if it cannot be written.
+
+        `wait`: waits; it raises if the caller cannot wait, or if the run is no longer wanted.
         """
         paths = self._paths
         try:
@@ -58,9 +60,9 @@ class AdoptedLogdir:
         self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic(), has_run_json=False)
 
     def keep(self, now_s: float) -> str:
-        """Renew the lease if that is due, and recreate what the program deleted with its logdir.
+        """Renew the lease if that is due. Return who has taken the logdir; "" if it is still ours.
 
-        Return who has taken the logdir; "" if it is still ours.
+        If the program has deleted and recreated the logdir, restore our files in it.
         """
         if self._keeper is None or not self._keeper.is_due(now_s):
             return ""
@@ -75,7 +77,7 @@ class AdoptedLogdir:
         return ""
 
     def _point(self) -> None:
-        """Make the logdir point to the run, unless another run has taken it."""
+        """Write the pointer to the run, unless another run has taken the logdir."""
         write = partial(write_pointer, self._paths.logdir, self._root)
         self._file.change(self._lease.run, lambda fence: write(fence.put))
 
@@ -85,8 +87,9 @@ class AdoptedLogdir:
 
 
 def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
-    """Raise LogdirLocked if a run elsewhere has adopted this logdir and part of that run is alive.
-    The run in `root` may have it.
+    """Raise LogdirLocked if another run has adopted this logdir and one of its processes is alive.
+
+    `root`: the directory of a run that may have adopted it.
     """
     other = root_of(paths.logdir)
     if other is None or other == root:
@@ -128,14 +131,17 @@ class HeldLogdir:
         adopted: AdoptedLogdir | None = None,
         places: Iterable[HeldDirectory] = (),
     ) -> None:
-        """`places`: the run's directories outside its logdir."""
+        """`heirs`: the lock on the logdir, which every process that writes there inherits.
+
+        `places`: the run's directories outside its logdir.
+        """
         self._places = tuple(places)
         self._root, self._lease, self._heirs, self._clock = paths.logdir, lease, heirs, clock
         self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
         self._adopted = adopted
 
     def adopt(self, logdir: Path) -> None:
-        """Take another logdir besides the run's own. LogdirLocked if that does not succeed at once."""
+        """Take also the logdir that the program has named. LogdirLocked if that fails."""
 
         def refuse(seconds: float) -> None:
             raise LogdirLocked(
@@ -147,7 +153,7 @@ class HeldLogdir:
         self._adopted = adopted
 
     def keep(self, now_s: float) -> str:
-        """Renew the leases if that is due; return who has taken one, as text for people, or ""."""
+        """Renew the leases that are due. Return who has taken one, for people; "" if nobody."""
         taker = self._adopted.keep(now_s) if self._adopted is not None else ""
         if taker or not self._keeper.is_due(now_s):
             return taker
@@ -160,8 +166,9 @@ class HeldLogdir:
         return ""
 
     def let_go(self) -> None:
-        """Release an adopted logdir. The run's own directory is released with the rest of the run
-        (open_run.py).
+        """Release the adopted logdir, if there is one.
+
+        `remove_run` (open_run.py) releases the run's own directory.
         """
         if self._adopted is not None:
             self._adopted.let_go()
@@ -170,10 +177,10 @@ class HeldLogdir:
 def wait_with_lease(paths: RunPaths, lease: Lease, clock: Clock, wait: Wait) -> Wait:
     """Return a `wait` that also renews the lease, for long waits before a run begins.
 
-    It raises LogdirLocked if another machine has taken the lease, which none does while it is
-    renewed.
+    No other machine takes a lease that is renewed. If one has taken it all the same, the `wait`
+    raises LogdirLocked.
     """
-    # run.json is still the previous run's, and must not pass for one of a launch that has taken the logdir from us.
+    # run.json is still the previous run's. It must not count as the file of a launch that has taken the logdir from us.
     keeper = LeaseKeeper(paths, lease, clock.monotonic(), has_run_json=False)
 
     def wait_and_renew(seconds: float) -> None:

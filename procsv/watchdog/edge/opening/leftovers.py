@@ -1,10 +1,12 @@
 """Wait for what a killed watchdog's run has left alive, and end what does not end by itself.
 
-Used by open_run.py. An orphan has the run's id in its environment and is in our mount namespace; a
-run at the same path in another container, or with a private /tmp, has an id of its own. This module
-touches no process of another user, and none of this launch's ancestors. It ends no orphan while
-anything else of that run holds the logdir: a watchdog, a service, or a program that still has time
-to save and end by itself.
+Used by open_run.py. We call a process an orphan if a killed run's program has left it. An orphan
+has the run's id (its mark) in its environment, and is in our mount namespace. A run at the same
+path in another container, or with a private /tmp, has another id.
+
+This module touches only processes of our user, and none of this launch's ancestors. It ends an
+orphan only if nothing else of that run holds the logdir: no watchdog, no service, and no program
+that still has time to save and end by itself.
 """
 
 from __future__ import annotations
@@ -34,16 +36,17 @@ from procsv.base.system.tree_mark import find_marked
 from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest, in_use
 
-LEFTOVER_MARGIN_S = 15.0  # on top of the grace: a dead run's services tidy up after its trainer
-ENDING_S_MAX = 10.0  # on top of that: how long the orphans that we end may take to disappear
+LEFTOVER_MARGIN_S = 15.0  # in addition to the grace period: the services of a killed run end after its trainer
+ENDING_S_MAX = 10.0  # in addition to both: the orphans that we end need time to disappear
 KILL_S = 2.0  # from SIGTERM to SIGKILL
 
 
 def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: DirectoryLock) -> None:
-    """Let the trainer and services of a killed watchdog's run save and end; end the rest of the
-    program.
+    """Wait until nothing of the earlier run is alive, and take the logdir's lock, `heirs`.
 
-    Then take the logdir's lock, `heirs`. LogdirLocked if the watchdog of a run is alive.
+    The trainer and the services of a killed watchdog save and end by themselves. The program's
+    other processes are ended. LogdirLocked if a watchdog is alive, or if processes remain for too
+    long.
     """
     paths, clock = request.paths, request.clock
     orphans = Orphans(paths, clock, request.say)
@@ -87,18 +90,18 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
 
 
 def _refuse_if_run(paths: RunPaths, us: Lease, before: RunFile | None) -> None:
-    """Raise LogdirLocked if the run that holds the logdir's lock is alive, according to its lease."""
+    """Raise LogdirLocked if, by its lease, the run that holds the logdir's lock is alive."""
     lease = LeaseFile(paths).holder()
-    if lease is None or lease.process == us.process:  # left by our own previous run
+    if lease is None or lease.process == us.process:  # this process has left the lease in its previous run
         return
     if before is not None and before.run == lease.run and before.ended_at is not None:
-        return  # that run is over, and its process only has to exit
+        return  # that run is over, and its watchdog only has to exit
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
 
 
 def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:
-    """Name the processes that are alive, for people: "trainer (process 12)"."""
+    """Name the processes that are alive, for people, such as "trainer (process 12)"."""
     pids = {who: _pids(path) for who, path in held.items()}
     named = [f"{who} (process {', '.join(map(str, of))})" if of else who for who, of in pids.items()]
     known = {pid for of in pids.values() for pid in of}
@@ -132,8 +135,9 @@ def _pids(path: Path) -> list[int]:
 
 
 class Orphans:
-    """The processes that a killed run's programs have left alive, in any session, found by their
-    inherited mark.
+    """The processes that a killed run's programs have left alive, in any session.
+
+    They are found by the mark that they have inherited: the run's id in their environment.
     """
 
     def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
@@ -147,12 +151,11 @@ class Orphans:
         return bool(self._told)
 
     def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
-        """End the orphans, but none while a program may still save and end by itself, because they
-        may serve it.
+        """End the orphans, if no other process may still need them. Return the pids that are alive.
 
-        Return the pids that are alive. `heirs`: returns the holders of the logdir's lock, None if
-        there are none. A holder without the mark is not an orphan, and the marked processes may
-        serve it, so none is ended then. `is_late`: the program has had its time.
+        A program may need them while it saves and ends by itself; `is_late` says that its time is
+        over. A process without the mark that holds the logdir's lock is not an orphan, and may need
+        them, too. `heirs` returns the holders of that lock; None if the lock is free.
         """
         marked = find_marked(self._paths.id)
         try:
@@ -179,12 +182,12 @@ class Orphans:
 
 
 def _are_all_of(marked: list[ExternalProcess], heirs: list[int] | None) -> bool:
-    """Whether only orphans hold the logdir; False if a holder cannot be seen."""
+    """Whether only orphans hold the logdir's lock; False if we cannot see who holds it."""
     return heirs is None or (bool(heirs) and set(heirs) <= {one.pid for one in marked})
 
 
 def _is_leader(pid: int) -> bool:
-    """Whether the process leads a session, as a program does."""
+    """Whether the process leads a session, as the process of a program does."""
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(pid) == pid
     return False

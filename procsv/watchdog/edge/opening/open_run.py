@@ -1,8 +1,8 @@
 """Open a run: take the logdir, wait for what an earlier run has left alive, remove what is dead.
 
-Called once, before anything is started. It never removes snapshots: the checkpoint service decides
-about these. If this is killed at any point, the lock dies with the process, and the next launch
-does it all again.
+Called once, before anything is started. Snapshots of an earlier run stay: the checkpoint service
+decides about them. If this process is killed at any point, its lock is freed, and the next launch
+does everything again.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class OpenedRun(msgspec.Struct, kw_only=True):
     """A run that is now ours, and what the previous run has left to it."""
 
     lock: FileLock
-    heirs: DirectoryLock  # on the logdir; inherited by every process that writes there
+    heirs: DirectoryLock  # the lock on the logdir, which every process that writes there inherits
     places: Places
     lease: Lease
-    taken_from: Lease | None  # another machine's expired lease
+    taken_from: Lease | None  # the expired lease of another machine, if we took the logdir from it
     first_incarnation: int
-    seen_until: float | None  # Unix time at which the previous run wrote run.json last, if it was killed
+    seen_until: float | None  # if the previous watchdog was killed: the Unix time of its last run.json
     step_s: float = 0.0  # how long a step took in the previous run; 0.0 if unknown
-    began_step: int = NO_STEP  # the step at which the training began that the previous run has not completed
-    saved_step: int = NO_STEP  # the newest state that can be seen on disk
+    began_step: int = NO_STEP  # where training began, if the previous run has not completed it
+    saved_step: int = NO_STEP  # the newest step that can be seen on disk
     adopted: Path | None = None  # the logdir that the previous run adopted from the program
     habit: SaveHabit = STEPS  # the program's, as the previous run saw it
     complete_step: int = NO_STEP  # the previous run's last step, if its program was complete
 
 
 def open_run(request: OpenRequest) -> OpenedRun:
-    """Take the logdir; LogdirLocked says who has it."""
+    """Take the logdir. LogdirLocked if another run has it; the error says which."""
     paths = request.paths
     check_socket_paths(paths)
     make_home(paths, group_readable=request.group_readable)
@@ -76,7 +76,7 @@ def open_run(request: OpenRequest) -> OpenedRun:
 
 
 def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
-    """Open the run; None if the previous run's services removed the run directory meanwhile."""
+    """Open the run. None if the previous run's services have removed the run directory."""
     paths, clock, (place, memory) = request.paths, request.clock, places
     lock, heirs = take_run_lock(request, place), DirectoryLock(paths.home)
     try:
@@ -127,7 +127,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
 
 
 def _take_over(opened: OpenedRun, before: RunFile) -> None:
-    """Fill in what the previous run knew."""
+    """Copy what the previous run knew into `opened`."""
     if not before.has_local_logdir:
         opened.saved_step = before.durable_step  # the files cannot be seen from here
     opened.step_s, opened.habit = before.step_s, before.habit
@@ -138,7 +138,10 @@ def _take_over(opened: OpenedRun, before: RunFile) -> None:
 
 
 def _find_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
-    """Return the previous run; LogdirLocked if it is alive with other runtime directories."""
+    """Return the previous run; None if there was none. LogdirLocked if that run is alive.
+
+    Its runtime directories may not be ours, so our lock alone does not show that.
+    """
     if (holder := find_claim(paths)) is not None:
         raise used_here(paths, holder.pid, holder.since, holder.what)
     before = _read_run_before(paths, say)
@@ -180,8 +183,8 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
 def _keep_name(paths: RunPaths) -> None:
     """Write our run id again.
 
-    Another launch may have begun at the same time, found the file damaged and written another id
-    before it failed to get the lock.
+    Another launch may have begun at the same time. If it found the file damaged, it has written
+    another id, and only then failed to get the lock.
     """
     try:
         keep_name(paths)
@@ -190,7 +193,7 @@ def _keep_name(paths: RunPaths) -> None:
 
 
 def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
-    """Mark our directories as ours, and remove other runs' directories that are no longer needed."""
+    """Mark our directories as ours, and remove directories that other runs have abandoned."""
     owner = make_owner(paths)
     if not owner.is_kept:
         remove_shm_files(paths)  # fetched by a killed launch for its task; the originals are on other machines
@@ -200,7 +203,7 @@ def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
 
 
 def _give_back(paths: RunPaths, places: Places) -> None:
-    """Release what was held and made for a run that does not begin."""
+    """Release the directories of a run that does not begin, and remove them if they are empty."""
     for held in places:
         held.release_directory()
     for directory in (paths.shm_dir, paths.run_dir):
@@ -210,8 +213,9 @@ def _give_back(paths: RunPaths, places: Places) -> None:
 
 # -- what is dead ----------------------------------------------------------------------------------------------
 def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None) -> None:
-    """Remove what the previous run has left, now that all of it is dead; then check that there is
-    room for ours.
+    """Remove the files of the previous run, whose processes are all dead.
+
+    Then check that there is room for our files.
     """
     _clear_run_dir(paths, lock)
     if before is not None and before.paths.run_dir != paths.run_dir:
@@ -222,16 +226,17 @@ def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None)
 def _clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
     """Remove stale sockets, heartbeats, locks and last words.
 
-    Keep our lock, any file that is not a socket but has a socket's name, and the records of which
-    killed attempt left its lock on a `dataset.cache`.
+    Keep three kinds of files: our lock; files with a socket's name that are not sockets; and the
+    records that say which killed attempt has left its lock on a `dataset.cache`.
     """
     odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
     remove_run_files(paths, keep=frozenset({lock.path, *odd, *paths.run_dir.glob("caches.*.json")}))
 
 
 def _clear_other_run_dir(paths: RunPaths) -> None:
-    """Remove what a killed run has left in another runtime directory; a detached run has one, for
-    example.
+    """Remove what a killed run has left in another runtime directory than ours.
+
+    A detached run, for example, has another one.
     """
     with contextlib.suppress(OSError):
         remove_run_files(paths)
@@ -239,19 +244,19 @@ def _clear_other_run_dir(paths: RunPaths) -> None:
 
 
 def remove_run(paths: RunPaths, opened: OpenedRun, keep_memory: bool) -> None:
-    """Remove everything of the run outside the logdir; this is the last act of a clean end.
+    """Remove everything that the run has outside the logdir, and its lease in the logdir.
 
-    `keep_memory`: keep snapshots that could not be saved, for the next launch. If this is killed
-    halfway, the next launch removes the rest.
+    This is the last act of a clean end. If the process is killed halfway, the next launch removes
+    the rest. `keep_memory`: keep snapshots that could not be saved, for the next launch.
     """
     if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
     if not keep_memory and not paths.is_member:
-        remove_staged(paths.home)  # one is left if its step was on disk already, so that nothing had to save it
+        remove_staged(paths.home)  # a staged file remains if its step was already on disk, so that nobody saved it
     _clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.release_lock()
     opened.lock.release()
     for place in opened.places:
         place.release_directory()
-    remove_dirs(paths)  # a directory that is not empty stays: another launch may already use it
+    remove_dirs(paths)  # only empty directories: another launch may already use the others

@@ -1,12 +1,12 @@
 """Take the lease of a logdir, and the lock of a run.
 
-The lease is a file in the logdir, for other machines. If another machine may still hold it, we
-watch it first, and take it once it has not changed for a while; the clocks of two machines are
-never compared. The lock is a file in the runtime directory, which must have room for small files.
-If this is killed at any point, the lock dies with the process.
+The lease is a file in the logdir that tells other machines which run owns the logdir. If another
+machine may still hold the lease, we watch it first. We take it once it has not changed for a while.
+So the clocks of two machines are never compared. The lock is a file in the runtime directory, which
+must have room for small files. If this process is killed at any point, the lock is freed.
 
-The request to open a run is defined here, too. Used by open_run.py and held_logdir.py, which have
-the lock on the logdir; held_logdir.py renews the lease.
+This module also defines the request to open a run. Used by open_run.py and held_logdir.py, which
+first take the lock on the logdir. held_logdir.py renews the lease.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from procsv.base.system.locks import FileLock, Holder
 from procsv.base.terminal import printable
 from procsv.base.units import show_time
 
-LEASE_S = 60.0  # a lease that does not change for this long while we watch has expired
-LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock it is already older than LEASE_S
-SETTLE_S = 2.0  # check again this long after taking over an expired lease: two launches may have done so at once
+LEASE_S = 60.0  # a lease that does not change while we watch it for this long has expired
+LEASE_S_LOOKS_OLD = 15.0  # instead of LEASE_S, if by the filesystem's own clock the lease is already older than LEASE_S
+SETTLE_S = 2.0  # after taking over an expired lease, wait this long and check it: two launches may have taken it
 LOOK_S = 0.5
-TIDYING_S_MAX = 10.0  # how long a run that is over may take to leave, or a dead run's last service to remove its files
+TIDYING_S_MAX = 10.0  # how long an ended run may take to exit, or a dead run's last service to remove its files
 ROOM_BYTES = 2**18  # the free space that a runtime directory must have
-TRIES_MAX = 100  # attempts to get a lock file that stays; in each failed one, another process has just removed it
+TRIES_MAX = 100  # tries to lock a file that stays; a try fails if another process has just removed the file
 
 Wait = Callable[[float], None]
 
@@ -61,11 +61,12 @@ def take_lease(
     has_lock: bool,
     watches: bool = True,
 ) -> Lease | None:
-    """Write `ours`; return the previous lease if it was another machine's. LogdirLocked if the
-    logdir is in use.
+    """Write the lease `ours`. LogdirLocked if the logdir is in use, or cannot be written.
 
-    `watches` False: take another machine's lease at once. This is for a member's own directories:
-    members do not renew their leases, and the coordinator decides which of two launches has a task.
+    Return the previous lease if it was another machine's; otherwise None. `has_lock`: we hold the
+    logdir's lock, and its filesystem has locks. `watches`: if False, take another machine's lease
+    at once. This is for a member's own directories: members do not renew their leases, and the
+    coordinator decides which of two launches has a task.
     """
     file, taken_from = LeaseFile(paths), None
     try:
@@ -96,7 +97,7 @@ def take_lease(
 
 
 def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wait, say: Callable[[str], None]) -> None:
-    """Wait until a lease has expired; LogdirLocked as soon as it is renewed."""
+    """Wait until a lease has expired. LogdirLocked as soon as its holder renews it."""
     found = decode_lease(data)
     who = name_holder(found) if found is not None else "somebody"
     seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
@@ -115,7 +116,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
 
 
 def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
-    """Say why `paths.logdir` is not available, and what to do about it."""
+    """Return why `paths.logdir` is not available, and what a user can do about it."""
     when = show_time(lease.since)
     if lease.place == here:
         return (
@@ -130,7 +131,7 @@ def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
 
 
 def name_holder(lease: Lease) -> str:
-    """Name the holder for people. A lease file may contain anything, so the text is escaped."""
+    """Name the holder for people. A lease file may contain any text, so it is escaped."""
     return printable(f"process {lease.pid} on {lease.place.host} ({lease.what})")
 
 
@@ -152,8 +153,10 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
-    """Take the run's lock and hold its directory, or neither if it raises. LogdirLocked if another
-    run has it.
+    """Take the run's lock, and hold the directory `place` in which it is.
+
+    LogdirLocked if another run has the lock, UserError if the directory cannot be used. After an
+    error, neither is held.
     """
     try:
         return _take_lock(request, place)
@@ -166,7 +169,7 @@ def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
-    """Take the lock once the last service of a killed run has tidied up."""
+    """Take the lock. If the last service of a killed run still removes files, wait for it."""
     paths, us, clock = request.paths, request.us, request.clock
     lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
     for _ in range(TRIES_MAX):
@@ -192,14 +195,16 @@ def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _stays(holder: Holder | None) -> bool:
-    """Whether the lock's holder is a run. It is none if it only tidies up, or has not written its
-    name into the lock file yet.
+    """Whether the lock's holder is a run, which keeps the lock.
+
+    Otherwise the holder only removes files, is dead, or has not written its name into the lock file
+    yet.
     """
     return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
 
 
 def _has_ended(run: RunFile | None, holder: Holder) -> bool:
-    """Whether the holder's run is over, so that it only tidies up, or waits for its commands of --on-event."""
+    """Whether the holder's run is over: it only cleans up, or waits for commands of --on-event."""
     return run is not None and run.pid == holder.pid and run.ended_at is not None
 
 
@@ -210,8 +215,9 @@ def used_here(paths: RunPaths, pid: int, since: float, what: str) -> LogdirLocke
 
 
 def check_room(paths: RunPaths) -> None:
-    """Check that there is room for heartbeats and other small files, before starting anything that
-    needs it.
+    """Check that there is room for heartbeats and other small files. UserError if there is none.
+
+    Called before anything is started.
     """
     probe = paths.run_dir / ".probe.new"  # if we are killed here, the next launch removes it
     try:

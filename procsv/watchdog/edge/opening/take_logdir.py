@@ -1,7 +1,7 @@
-"""Take the logdir for a run, and the logdir that the run has adopted, unless either is in use.
+"""Take the logdir of a run, and also the logdir that the run has adopted from its program.
 
-Called by main.py, before anything is started. If an earlier run is recorded there, core/relaunch.py
-decides whether this launch resumes it.
+main.py calls this before anything is started. If an earlier run is recorded in the logdir,
+core/relaunch.py decides whether this launch resumes that run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LOGDIR = "{logdir}"  # replaces the run's directory in arguments before they are
 
 
 class Taken(NamedTuple):
-    start: Start  # the launch's, with the adopted logdir, and a note if the previous run had other arguments
+    start: Start  # the launch's, with the adopted logdir, and with a flag if the previous run had other arguments
     opened: OpenedRun
     adopted: AdoptedLogdir | None  # where the run saves, if not in its own directory
     program: str  # as in run.json; "" for an observed program
 
 
 def take_logdir(launch: Launch, wait: Wait) -> Taken:
-    """Take the logdir. `wait` raises if the run is no longer wanted.
+    """Take the logdir. `wait` waits, and raises if the run is no longer wanted.
 
-    UserError if another run has the logdir, or if this launch must not resume the run recorded
-    there; RunIsComplete if that run has nothing left to do.
+    UserError if another run has the logdir, or if this launch must not resume the run that is
+    recorded there. RunIsComplete if that run has nothing left to do.
     """
     start = launch.start
     command = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
@@ -57,7 +57,7 @@ def take_logdir(launch: Launch, wait: Wait) -> Taken:
 
 
 def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn | Adopt, program: str) -> Taken:
-    """Take the logdir that the previous run adopted, too, if the program may still name one."""
+    """Take also the logdir that the previous run had adopted, if this launch may adopt it."""
     start, say = launch.start, launch.console.say
     if isinstance(verdict, GoOn):
         start = msgspec.structs.replace(start, has_other_args=verdict.has_other_args)
@@ -77,7 +77,7 @@ def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn |
 
 # -- the existing run ------------------------------------------------------------------------------------------
 class RunIsComplete(UserError):
-    """The run was complete before this launch, so there is nothing to do."""
+    """The run was already complete, so this launch has nothing to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, exit_code=exit_codes.DONE)
@@ -96,14 +96,17 @@ class RunBefore:
         return self._program_from(self._start.paths.logdir)
 
     def _program_from(self, root: Path) -> str:
-        """Return the target's file relative to a run's own directory, so that the two may be moved
-        together; "" for a module.
+        """Return the path of the target's file, relative to a run's own directory; "" for a module.
+
+        Because it is relative, the file and the run may be moved together.
         """
         return os.path.relpath(os.path.realpath(self._target.path), root) if self._target.path else ""
 
     def judge(self, before: RunFile) -> None:
-        """Raise RunIsComplete, or a UserError that says what to do instead, if this launch must not
-        resume that run.
+        """Raise if this launch must not resume the run `before`. Otherwise set `verdict`.
+
+        RunIsComplete if that run has nothing left to do; otherwise a UserError that says what the
+        user can do.
         """
         start = self._start
         loaded = read_own(before.paths.imports)
@@ -139,18 +142,19 @@ class RunBefore:
 
     def _is_other(self, before: RunFile) -> bool:
         start, target = self._start, self._target
-        ran = read_run(before.paths.run_json) or before  # with its original paths: the run may have been moved
+        ran = read_run(before.paths.run_json) or before  # as it was written: the run may have been moved since
         places = {before.root or before.logdir, ran.root or ran.logdir, start.logdir}
         if _without(places, before.args) != _without(places, start.args):
             return True
         if before.program and target.path and not start.names_logdir:
             return before.program != self._program_from(before.paths.logdir)
-        # Compare file names only: a job may bring its own copy of the program, and of an observed one we know no path.
+        # Compare only the names of the files: a job may bring its own copy of the program, and we do not know the path of
+        # an observed program.
         return Path(before.target).name != Path(start.target).name
 
 
 def _without(places: set[str], args: tuple[str, ...]) -> list[str]:
-    """Return the arguments with the run's directory, wherever it is, replaced by a placeholder."""
+    """Return the arguments, with each of the run's directories in `places` replaced by LOGDIR."""
     found = list(args)
     for place in sorted(places, key=len, reverse=True):
         found = [arg.replace(place, LOGDIR) for arg in found]

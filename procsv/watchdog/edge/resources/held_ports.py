@@ -1,9 +1,10 @@
 """Hold the ports of a run's tasks for the whole run.
 
-Made by launch.py. A port that is bound here and never listened on stays ours even between the death
-of a task and its next start. The task binds it as well (SO_REUSEPORT; TensorFlow's servers do so
-with TF_GRPC_REUSE_PORT=1). In a run on one machine, the ports are on 127.0.0.1, which nothing
-outside can reach. If we are killed, the system releases them.
+launch.py makes the HeldPorts. The watchdog binds each port and never listens on it. So the port
+stays ours, even between the death of a task and its next start. The task binds the port as well,
+with SO_REUSEPORT. (TensorFlow's servers do so with TF_GRPC_REUSE_PORT=1.) In a run on one machine,
+the ports are on 127.0.0.1, which no other machine can reach. If the watchdog is killed, the system
+releases the ports.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class HeldPorts:
         self._sockets: dict[TaskId, socket.socket] = {}
 
     def hold(self, tasks: Iterable[TaskId]) -> dict[TaskId, str]:
-        """Return a free port for each task that needs one, as host:port; UserError if the system
-        has none left.
+        """Hold a free port for each task that needs one, and return the addresses as host:port.
+
+        UserError if the system has no free port left.
         """
         for task in filter(needs_address, tasks):
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -50,9 +52,9 @@ class HeldPorts:
     def hold_own(self, task: TaskId, host: str, told: Mapping[TaskId, str] | None) -> dict[TaskId, str]:
         """Hold the port of this machine's only task, and return the task's address.
 
-        Other machines must reach it: `host` is the name by which they find this one. `told`: the
-        addresses that the cluster names, if any; otherwise take any free port. {} for a task that
-        needs no address.
+        Return {} for a task that needs no address. Other machines must reach the task: `host` is
+        the name by which they find this machine. `told`: the addresses that the cluster names; if
+        None, take any free port. UserError if the port is not available.
         """
         if not needs_address(task):
             return {}
@@ -81,8 +83,8 @@ class HeldPorts:
 
 def _held_by(port: int = 0) -> str:
     holders = _name_holders(port)
-    # The holder may be another user's process. Or it is a launch that holds the port for a task that is not running:
-    # no table of connections shows a port that is bound and not listened on.
+    # The holder may be another user's process. Or it is a launch that holds the port for a task that is not running: the
+    # system's table of connections does not list a port on which nobody listens.
     if not holders:
         who = "it" if port else "them"
         return f"procsv cannot see which process holds {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
@@ -90,10 +92,10 @@ def _held_by(port: int = 0) -> str:
 
 
 def _name_holders(port: int) -> str:
-    """Name the processes that hold that port: "process 71 (nginx)"; for port 0, the holders of most
-    ports, with counts.
+    """Name the processes that hold `port`, such as "process 71 (nginx)"; "" if none is visible.
 
-    "" if none is visible. Without root, other users' processes have no name.
+    For port 0, name the processes that hold the most ports, with counts. Without root, other users'
+    processes have no name.
     """
     try:
         connections = psutil.net_connections("tcp")

@@ -1,6 +1,6 @@
 """Measure the machine's memory and processors, and how much of them a process tree uses.
 
-Where our control group may use less than the machine has, the group's limit applies. A limit that
+If our control group may use less than the machine has, the group's limit applies. A limit that
 cannot be read is ignored.
 """
 
@@ -25,9 +25,9 @@ class MachineMemory:
     def tree_memory(self, pid: int, limit: int) -> int:
         """Return the bytes that a process and all its descendants use.
 
-        A fork shares pages with its parent, and the plain sum counts them in both. To count them
-        once, the kernel has to visit every page, so it is asked only if the plain sum is above
-        `limit`.
+        A fork shares pages with its parent, so the plain sum over the processes counts such pages
+        twice. To count them once, the kernel must visit every page. That is slow, so it is done
+        only if the plain sum is above `limit`.
         """
         members: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error, OSError):
@@ -40,8 +40,10 @@ class MachineMemory:
         return tree_activity(pid)
 
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
-        """Return the free bytes. What the trainer may still use up to its limit (0: no limit)
-        counts as used.
+        """Return the bytes that a standby may use.
+
+        These are the free bytes, without those that the trainer may still use up to its `limit`
+        (0: no limit).
         """
         free = min([psutil.virtual_memory().available, *_free_in_groups()])
         return free - (max(0, limit - self.tree_memory(trainer_pid, limit)) if limit else 0)
@@ -74,7 +76,7 @@ def over_limit(used: int, limit: int) -> str:
 
 
 def _free_in_groups() -> list[int]:
-    """Return the free bytes of our control group (version 2) and of each parent that has a limit."""
+    """Return the free bytes of our control group (version 2) and of each parent with a limit."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -82,7 +84,7 @@ def _free_in_groups() -> list[int]:
         group = _GROUPS / name.lstrip("/")
         for directory in (group, *group.parents):
             if directory.is_relative_to(_GROUPS):
-                with contextlib.suppress(OSError, ValueError):  # "max" is not a number, and the root has no such file
+                with contextlib.suppress(OSError, ValueError):  # "max" means no limit; the root has no such file
                     found.append(_free_in(directory))
     return found
 
@@ -94,14 +96,15 @@ def _free_in(group: Path) -> int:
 
 
 def count_processors(root: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
-    """Return how many processors this process and its children may use. In a container it may be a
-    fraction, even below 1.
+    """Return how many processors this process and its children may use.
+
+    In a container, this may be a fraction, even below 1.
     """
     return min([len(os.sched_getaffinity(0)), *_quotas(root, membership)])
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:
-    """Yield the quota of our control group, and of each parent that has one; version 1 and 2."""
+    """Yield the quota of our control group, and of each parent with a quota (versions 1 and 2)."""
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -1,10 +1,11 @@
 """Check and recreate the run's directories, sockets and locks.
 
-The directories are `procsv/` in the logdir, the runtime directory and the one in shared memory;
-sockets and locks are in the runtime directory. Used by event_loop.py. Each process recreates its
-own sockets, locks and heartbeats after a check of its own; the directories, and the run's lock, are
-recreated here. The logdir itself is never created here: if it is missing, it may be a disk that
-will be mounted again.
+Used by event_loop.py. The directories are `procsv/` in the logdir, the runtime directory, and the
+run's directory in shared memory. Sockets and locks are in the runtime directory.
+
+This module recreates the directories and the run's lock. Each other process checks and recreates
+its own socket, lock and heartbeat. The logdir itself is never created here: if it is missing, it
+may be on a disk that will be mounted again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class RunFiles:
 
     def states(self) -> tuple[FileState, ...]:
         paths = self._paths
-        # The run id in the directory shows that it is ours; its owner does not, because another user of our group may
-        # have made it for an earlier run.
+        # The run id in `procsv/` shows that the directory is ours. Its owner does not show that, because another user of
+        # our group may have made the directory for an earlier run.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_reported_elsewhere=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
-            *(() if paths.own_home else (logdir,)),  # with a home of our own, we leave nothing in the logdir
+            *(() if paths.own_home else (logdir,)),  # with own_home, the run keeps no files in the logdir
             FileState(what=RUN_DIR, path=str(paths.run_dir), identity=_identity(paths.run_dir, stat.S_ISDIR)),
             FileState(what=SHM_DIR, path=str(paths.shm_dir), identity=_identity(paths.shm_dir, stat.S_ISDIR)),
             *(
@@ -63,7 +64,7 @@ class RunFiles:
         return has_room(self._paths.home)
 
     def restore(self, what: str, path: str) -> None:
-        """Recreate a directory, or the run's lock. OSError or UserError if that fails."""
+        """Recreate the directory `path`, or the run's lock. OSError or UserError if that fails."""
         paths = self._paths
         if what == LOCK:
             self._lock.relock()
@@ -81,8 +82,9 @@ class RunFiles:
 
 
 def _identity(path: Path, is_right: Callable[[int], bool], *, is_anybodys: bool = False) -> tuple[int, int] | None:
-    """Return device and inode of the path, if it has the right kind, and is ours or may be
-    anybody's.
+    """Return the device and inode of the path; None if it is not the right file.
+
+    `is_right` checks the kind of file. `is_anybodys`: the file may belong to another user.
     """
     try:
         info = path.stat() if is_right is stat.S_ISDIR else path.lstat()
@@ -96,4 +98,4 @@ def _is_held(path: Path) -> bool:
     try:
         return FileLock(path).is_held()
     except OSError:
-        return True  # unknown, because no descriptors are left
+        return True  # unknown, for example because no file descriptors are left: do not report a loss

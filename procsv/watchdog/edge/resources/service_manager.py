@@ -1,7 +1,7 @@
 """Report to the service manager that started the watchdog (sd_notify).
 
-Reports are datagrams to NOTIFY_SOCKET. Used by event_loop.py. core/reporting/manager_news.py
-decides what to report. This never waits: a datagram that cannot be sent is dropped.
+Used by event_loop.py. A report is a datagram to NOTIFY_SOCKET. core/reporting/manager_news.py
+decides what to report. The watchdog never waits: a datagram that cannot be sent is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.reporting.manager_news import ManagerNews, Standing
 
-# Between the manager and the watchdog only: no child gets these.
+# These are for the watchdog only, so no child process gets them.
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -38,8 +38,9 @@ class ServiceManager:
                 self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
 
     def tell_complete(self, text: str) -> None:
-        """Report that the run was already complete, which is not a failure to start. This is the
-        last message.
+        """Report that the run was already complete, and close.
+
+        READY=1 is sent, too, so that the manager does not take this for a failure to start.
         """
         if self._socket is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -52,8 +53,9 @@ class ServiceManager:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """Return how long we may be silent before the manager kills us; None if it never does, or if
-    the variables are meant for another process.
+    """Return how long the watchdog may be silent before the manager kills it.
+
+    None if the manager never does that, or if the variables are for another process.
     """
     limit, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (limit.isascii() and limit.isdecimal() and int(limit)) or pid not in ("", str(os.getpid())):
@@ -62,7 +64,8 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
 
 
 def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a child, without the manager's variables: the manager would take the
-    child's messages for ours.
+    """Return `environment` for a child, without the manager's variables.
+
+    With them, the child could send messages that the manager takes for ours.
     """
     return {name: value for name, value in environment.items() if name not in VARIABLES}
