@@ -1,9 +1,10 @@
 """Read the options of a command from a TOML file.
 
-The file is given by `--config FILE`, or is `[tool.procsv]` in ./pyproject.toml. Used by launch.py;
-`load_config` is the callback of `--config`. Values from the file replace the defaults, so the
-command line wins. An unknown key is an error that names the nearest option, because a misspelt
-option that is silently ignored can cost a night.
+`--config FILE` names the file; without it, the table `[tool.procsv]` of ./pyproject.toml is read.
+launch.py uses this module: `load_config` is the callback of `--config`. Values from the file
+replace the defaults of the options, so an option on the command line overrides the file. An unknown
+key is an error, and the message names the nearest option. If procsv ignored a misspelt option
+silently, a night of training might be lost.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def _read_table(path: Path, table: str) -> dict[str, Any]:
 
 
 def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
-    """Check `content` and return it keyed by parameter name. Keys are spelled like the flags, with
-    - or _.
+    """Check `content` and return it with click's parameter names as keys.
+
+    A key of `content` is spelled like the flag on the command line, with - or _ between its words.
     """
     options = (param for param in ctx.command.params if param.param_type_name == "option")
     flags = {flag: param for param in options if (flag := param.opts[0].lstrip("-")) not in _NOT_IN_A_FILE}
@@ -78,7 +80,9 @@ def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) 
 
 
 def check_environment(ctx: click.Context, environment: Mapping[str, str]) -> None:
-    """Raise UserError for a PROCSV_LAUNCH_… variable that matches no option, for the same reason."""
+    """Raise UserError for a PROCSV_LAUNCH_… variable that matches no option, because it may be
+    misspelt.
+    """
     known = {variable("launch", param) for param in ctx.command.params}
     for name in environment:
         if name.startswith(OF_LAUNCH) and name not in known:
@@ -92,7 +96,7 @@ def _is_flag(param: click.Parameter) -> bool:
 
 
 def _try(param: click.Parameter, ctx: click.Context, value: object, where: str) -> None:
-    """Convert the value once, so that an error names the file that it comes from."""
+    """Convert the value once here, so that the message of an error names the file."""
     import click
 
     try:

@@ -1,8 +1,4 @@
-"""Find the run that the DIR argument of a command means, or choose one without it.
-
-Used by every command that takes a DIR. It reads run.json files and queries the watchdog with a time
-limit; a missing answer is None.
-"""
+"""Find the run that the DIR argument of a command names, or choose a run if DIR is omitted."""
 
 from __future__ import annotations
 
@@ -45,17 +41,17 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 def list_runs(root: Path) -> list[FoundRun]:
-    """Return the runs in `root`, its subdirectories and the subdirectories of `root/runs`, newest first."""
+    """Return the run in `root` and the runs below it (in PLACES), newest first."""
     return find_runs(root)[0]
 
 
 def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
-    """Like `list_runs`, plus the run directories that belong to another user and are not readable."""
+    """Return the runs of `list_runs`, and the run directories that this user cannot read."""
     found, closed = list[FoundRun](), list[Path]()
     for directory in {root, *(one for place in PLACES for one in root.glob(place))}:
         try:
             if not (directory / "procsv" / "run.json").exists() or root_of(directory) is not None:
-                continue  # it has no run, or a run elsewhere has adopted it
+                continue  # no run, or the program's logdir of a run whose own directory is elsewhere
             found.append(FoundRun(directory, find_run(str(directory))))
         except PermissionError:
             if _may_be_run(directory):
@@ -64,9 +60,10 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
             continue  # damaged, or on a mount that does not answer
     places = dict[str, FoundRun]()
     for one in sorted(found, key=lambda one: (one.directory.is_symlink(), one.directory)):
-        places.setdefault(os.path.realpath(one.directory), one)  # a link to a run is the same run
+        places.setdefault(os.path.realpath(one.directory), one)  # a symbolic link to a run's directory is the same run
+    # An active run comes before a copy of its directory, which has the same start time.
     order = sorted(places.values(), key=lambda one: (-one.run.started_at, not one.is_running, one.directory))
-    return order, sorted(closed)  # an active run comes before its copy, which has the same start
+    return order, sorted(closed)
 
 
 def _may_be_run(directory: Path) -> bool:
@@ -89,9 +86,10 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = False) -> Callable[[CommandT], CommandT]:
     """Declare the argument DIR and resolve it to the run's own directory.
 
-    The user may give the run's own directory or the logdir that the program names.
-    `of_checkpoints`: resolve to the directory that holds the checkpoints instead. `changes_run`:
-    without DIR, take the only active run, and never guess between several.
+    The user may give the run's own directory or the logdir that the program names. If DIR is
+    omitted, the command takes the newest run. With `changes_run` it takes the only active run
+    instead, and refuses to choose between several. With `of_checkpoints`, resolve DIR to the
+    directory that holds the checkpoints.
     """
 
     def find(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -136,8 +134,8 @@ def find_run(directory: str) -> RunFile:
     """Return the run in `directory`; UserError if there has never been one."""
     path, paths = directory, find_paths(directory)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # find_run_in would say that there is no run if run.json is another user's, or not a file.
-        # This raises PermissionError or NotAFile, and so says which.
+        # If run.json belongs to another user, or is not a file, find_run_in only finds no run. open_data raises
+        # PermissionError or NotAFile, so that the message names the cause.
         os.close(open_data(paths.run_json))
     run = find_run_in(paths)
     if run is not None:
@@ -154,7 +152,9 @@ def find_run(directory: str) -> RunFile:
 
 
 def find_host(run: RunFile) -> str:
-    """Return the machine or container that must be asked about a run that may be alive there; "" for this one."""
+    """Return the machine or container on which the run may be alive; "" if it is not alive
+    elsewhere.
+    """
     lease = None if run.is_active or run.ended_at is not None else find_elsewhere(run.paths, run.run)
     return lease.place.host if lease is not None else ""
 
@@ -168,7 +168,8 @@ def refuse_elsewhere(run: RunFile) -> None:
 def _after_its_watchdog(run: RunFile) -> RunFile:
     """Correct the steps of a run whose watchdog was killed.
 
-    What its services saved after that is not in run.json, but recorded beside the checkpoints.
+    The services may have saved newer steps after the watchdog's death. Only the files beside the
+    checkpoints record these steps; run.json does not.
     """
     saved = saved_step(run.checkpoint_dir)
     durable_step = max(run.durable_step, saved)

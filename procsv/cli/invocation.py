@@ -10,7 +10,10 @@ import click
 
 @dataclass(slots=True)
 class Invocation:
-    """Made by main.py. `after`: runs when the command line has finished, and returns the exit code."""
+    """Made by main.py.
+
+    A command may set `after`. main.py calls it when click has finished, and exits with its result.
+    """
 
     asked_at: float  # Unix time
     after: Callable[[], int] | None = None

@@ -1,4 +1,4 @@
-"""`procsv launch`: do the cheap checks, then become the watchdog, whose pid is the run's.
+"""`procsv launch`: do the cheap checks, then become the watchdog in the same process.
 
 Called by main.py. It imports nothing of the user's program. launching/ declares the options, in the
 groups that the help shows.
@@ -107,7 +107,7 @@ def command(
     check_tasks(settings)
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
-    os.environ.pop(MOVED, None)  # must not reach another launch
+    os.environ.pop(MOVED, None)  # for this launch only; a launch by the program must not inherit it
     secret = read_secret(secret_file) if secret_file is not None else b""
     if placement is not None:
         settings |= place(placement, logdir, settings, has_secret=bool(secret))
@@ -127,7 +127,7 @@ def command(
         sys.exit(launch_detached(start))
     if call is None:
         sys.exit(_watch(start, placement, secret))
-    call.after = partial(_watch, start, placement, secret)  # its errors are not for click or main to handle
+    call.after = partial(_watch, start, placement, secret)  # neither click nor main handles its errors
 
 
 def _misplaced(args: tuple[str, ...]) -> str:
@@ -137,14 +137,13 @@ def _misplaced(args: tuple[str, ...]) -> str:
 
 
 def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
-    """Become the watchdog, or a member that serves the watchdog of another machine; return the exit
-    code of the run.
+    """Run the watchdog, or a member of a run on several machines, and return the exit code.
 
-    This is not a new interpreter: half of what the watchdog imports is already loaded, and the
-    program waits for it.
+    This happens in the same interpreter. A new one would have to import again what is already
+    loaded, which is half of the watchdog's imports. The program would start later.
     """
     if not sys.flags.safe_path and safe_path():
-        sys.path.pop(0)  # a user's file there must not shadow a library's
+        sys.path.pop(0)  # a file of the user in that directory must not shadow a library
     if placement is not None:
         forbid_dumps()  # this process has the run's keys
         raise_descriptor_limit()
@@ -157,9 +156,10 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
 
 
 def _begin_again(again: BeginAgain) -> NoReturn:
-    """Execute the same command again, in this process because the scheduler's slot belongs to it.
+    """Replace this process by a new launch with the same command line.
 
-    If it is killed before that, this machine looks lost to the others.
+    It uses exec, because the scheduler has given its slot to this process. If a kill comes before
+    the exec, the other machines see that this machine is lost.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -195,7 +195,7 @@ def launch_detached(start: Start) -> int:
             return process.returncode
         try:
             pause.wait(DETACH_LOOK_S)
-        except KeyboardInterrupt:  # the terminal's signal does not reach the watchdog
+        except KeyboardInterrupt:  # the watchdog has its own session, so Ctrl-C does not reach it
             is_unwanted = True
             process.terminate()
     process.returncode = 0  # it outlives us; Popen must not warn that it still runs
@@ -206,7 +206,7 @@ def launch_detached(start: Start) -> int:
 
 
 def _has_begun(start: Start) -> bool:
-    """Whether the run is this one and its program has been started."""
+    """Return whether run.json belongs to this launch and the program has started."""
     run = read_run(start.paths.run_json)
     if run is None or run.run != start.run:
         return False

@@ -1,6 +1,7 @@
 """`procsv ls [DIR]`: list the runs below a directory, with the state of each.
 
-Called by main.py. An active run's watchdog gives its state, because run.json may be older.
+Called by main.py. The state of an active run comes from its watchdog, because run.json may be out
+of date.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _as_data(found: FoundRun) -> dict[str, Any]:
 
 
 def _as_closed(directory: Path) -> dict[str, Any]:
-    """Describe a run that another user keeps private: everything is unknown."""
+    """Describe a run whose files this user cannot read. All values are unknown."""
     return {"directory": str(directory), **dict.fromkeys(_SHOWN), "state": UNREADABLE, "loss": None}
 
 

@@ -98,9 +98,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _have_standard_streams() -> None:
-    """Open the standard streams that procsv was started without (`procsv … >&-`, some schedulers).
+    """Open /dev/null for each standard stream that is closed.
 
-    Otherwise the next files opened would get their descriptor numbers.
+    A shell (`procsv … >&-`) or a scheduler may start procsv with closed streams. Then the next file
+    that procsv opens would get the descriptor number of a standard stream.
     """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -1,8 +1,8 @@
 """`python -m procsv.cli.notify`: send the event on standard input through Apprise.
 
-It goes to the URLs that the event contains. The watchdog starts one process per event for
-`--notify`. The URLs may hold passwords, so they come on standard input: a command line is visible
-to everybody on the machine.
+For `--notify`, the watchdog starts this module in a new process for each event. The event contains
+the URLs to notify. URLs may hold passwords, so they come on standard input: everybody on the
+machine can see a command line.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ FAILURES = frozenset({"gave_up", "task_given_up", "exited", "hang_detected", "ch
 
 
 def main() -> int:
-    """Return 1 if a notification could not be sent. Apprise's own messages go to the log of the
-    commands.
-    """
+    """Return 0 if all notifications were sent, 1 if not. Apprise's warnings go to stderr."""
     from apprise import Apprise, NotifyType
 
     event = decode_json(sys.stdin.buffer.read(), dict[str, object])

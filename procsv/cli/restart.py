@@ -48,8 +48,10 @@ def command(directory: str) -> None:
 
 
 def _wait_for_next(directory: str, before: RunFile) -> RunFile:
-    """Wait for a new trainer, or until there can be none, and return the run then. The watchdog
-    sets the deadlines.
+    """Wait until the next attempt has started or the run has ended, and return the run as it is
+    then.
+
+    There is no deadline here, because the watchdog has deadlines for a restart.
     """
     pause = threading.Event()
     while True:

@@ -1,7 +1,8 @@
-"""`procsv status DIR`: show the state of a run, from its watchdog or from its files.
+"""`procsv status DIR`: show the state of a run.
 
-It reads the files if no run is active or its watchdog does not answer. Called by main.py. It takes
-no lock, disturbs nothing, and answers within a second.
+Called by main.py. The command asks the run's watchdog. If the run is not active, or its watchdog
+does not answer, it reads the run's files. It takes no lock, disturbs nothing, and answers within a
+second.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def command(directory: str, as_json: bool) -> None:
 
 
 def read_status(run: RunFile) -> dict[str, Any]:
-    """Return the object that `--json` prints. Its `running` means that a watchdog is supervising
-    the run now.
+    """Return the object that `--json` prints. `running` is true if a watchdog supervises the run
+    now.
     """
     alive = run.is_active
     answer = ask_watchdog(run, StatusRequest()) if alive else None
@@ -79,9 +80,9 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 
 def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
-    """Replace what run.json lacks, or may be out of date, by what heartbeat and slots say.
+    """Add to `found` what run.json lacks or has out of date, from the heartbeat and the slots.
 
-    For a watchdog that is alive but does not answer, because it is stopped (SIGSTOP), for example.
+    This is for a watchdog that is alive but does not answer, for example after SIGSTOP.
     """
     reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
     beat = reader.read_heartbeat()
@@ -121,7 +122,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status.get("mirror_host"):
         saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
-    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # a watchdog from before an upgrade sends none
+    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # a watchdog of an older version sends none
     facts = {
         **_say_state(status),
         "target": " ".join((status["target"], *status["args"])),
@@ -173,7 +174,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _say_state(status: dict[str, Any]) -> dict[str, str]:
-    """Say whether the run is active; of one that is not, when the watchdog died, and how to resume the run."""
+    """Say whether the run is active. If its watchdog was killed, also say when, and how to resume
+    the run.
+    """
     state = status["state"]
     if status["running"]:
         return {"state": state}

@@ -1,6 +1,6 @@
 """`procsv stop DIR`: ask the run to end, wait for its end, and report it.
 
-Called by main.py. Interrupting this command does not call off the stop.
+Called by main.py. The run ends even if this command is interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procsv.cli.directory import ask_watchdog, directory_argument, find_run, ref
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
-LOOK_S = 1.0  # how long one wait lasts; Ctrl-C is noticed between two
+LOOK_S = 1.0  # how long one wait lasts; Ctrl-C takes effect between two waits
 HINT_S = 30.0  # after this, suggest --now: a program that `procsv launch` did not start may ignore the request
 
 
@@ -83,10 +83,10 @@ def _stop_launch(run: RunFile, pid: int, pidfd: int) -> None:
 
 
 def _open_launch(run: RunFile) -> tuple[int, int] | None:
-    """Return pid and pidfd of a launch that has taken the logdir, and has not written its own
-    run.json.
+    """Return pid and pidfd of a launch that has locked the logdir but not yet written run.json.
 
-    It may wait there for an earlier run's processes, or watch another machine's lease.
+    Such a launch may be waiting until the processes of an earlier run end, or until the lease of
+    another machine runs out. Returns None if there is no such launch.
     """
     for outlives_login in (False, True):  # the lock of `procsv launch`, and of `procsv launch --detach`
         lock = FileLock(find_paths(run.paths.logdir, outlives_login=outlives_login).run_lock)
@@ -102,8 +102,9 @@ def _open_launch(run: RunFile) -> tuple[int, int] | None:
 
 
 def _open_watchdog(run: RunFile) -> int | None:
-    """Return a pidfd of the watchdog, or None if it is dead; never of another process that reuses
-    its pid.
+    """Return a pidfd of the watchdog, or None if the watchdog is dead or the run has ended.
+
+    Another process may have the watchdog's pid by now. The lock of the run tells them apart.
     """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
@@ -114,7 +115,9 @@ def _open_watchdog(run: RunFile) -> int | None:
 
 
 def _is_ours_to_end(run: RunFile) -> bool:
-    """Whether the process in `run` still holds the run's lock; UserError if the run is another user's."""
+    """Return whether the process in `run` still holds its lock. UserError: the run is another
+    user's.
+    """
     try:
         return holds_run_lock(run)
     except PermissionError:
@@ -125,7 +128,7 @@ def _is_ours_to_end(run: RunFile) -> bool:
 def _ask_to_end(run: RunFile, now: bool, pidfd: int) -> None:
     if ask_watchdog(run, StopRun(now), ASK_S_MAX) is not None:
         return
-    # If something deleted the socket, the watchdog will recreate it soon; a signal needs none.
+    # If the control socket was deleted, the watchdog makes it again soon. A signal works without it.
     if not run.paths.control_socket.exists():
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:

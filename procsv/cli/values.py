@@ -18,13 +18,13 @@ import click
 from procsv.base.units import parse_duration, parse_size
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, Range
 
-if TYPE_CHECKING:  # the type checker needs it generic; older releases of click do not have it so
+if TYPE_CHECKING:  # only newer releases of click have a generic ParamType; mypy needs it
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType
 
 
-LEAST_SIZE = 4096  # bytes; a smaller limit must have been meant in another unit
+LEAST_SIZE = 4096  # bytes; a smaller number is refused, because the user has probably forgotten the unit
 
 
 class Duration(_ParamType):
@@ -52,8 +52,8 @@ class Duration(_ParamType):
 
 
 class Parsed(_ParamType):
-    """A value that `parse` converts from text, or accepts as it is; its ValueError says what is
-    wrong.
+    """A value that `parse` converts or checks. If `parse` raises ValueError, its text is the
+    message.
     """
 
     def __init__(self, name: str, parse: Callable[[Any], object]) -> None:

@@ -29,7 +29,7 @@ from procsv.base.system.target import find_target, parse_target
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 
-# Runs without --logdir go to `runs/<target>`, and later ones to `runs/<target>-N`.
+# A run without --logdir goes to `runs/<target>`. Each `--new` makes the next `runs/<target>-N`.
 RUNS = Path("runs")
 LOGDIR = "{logdir}"  # placeholder in the program's arguments
 
@@ -85,7 +85,7 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
 
 
 def newest_directory(name: str) -> Path:
-    """Return the directory of the newest run of target `name`, or the directory for the first one."""
+    """Return the directory of the newest run of `name`, or the one that the first run makes."""
     return max(_numbered(name), default=(1, RUNS / name))[1]
 
 
@@ -101,9 +101,10 @@ def make_new_directory(name: str) -> Path:
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
-    """Return the existing runs of `name` with their numbers; the one without a number is the first.
+    """Return the existing runs of target `name` with their numbers. A directory without a number
+    has number 1.
 
-    The run of a target that is itself called `name`-N is not among them.
+    If another target is itself called `name`-N, its run is left out.
     """
     found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
     for directory in RUNS.glob("*-*"):
@@ -114,26 +115,28 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether a launch made this directory, perhaps just now. A user's own may end in a number, too: a date."""
+    """Return whether a launch made this directory. A directory that the user made may also end in a
+    number, such as a date. An empty directory counts as made by a launch, perhaps a moment ago.
+    """
     run = read_run(directory / "procsv" / "run.json")
     if run is not None:
         return _name_of(run.target) != directory.name
-    with contextlib.suppress(OSError):  # another user's: the launch says so
+    with contextlib.suppress(OSError):  # unreadable, so perhaps another user's run; the launch reports that
         names = [path.name for path in directory.iterdir()]
         return not names or "procsv" in names or any(name.endswith(MANIFEST_SUFFIX) for name in names)
     return True
 
 
 def _name_of(target: str) -> str:
-    """Return the name of a target that an earlier launch had; "" if it is none any more."""
+    """Return the name of an earlier launch's target; "" if `target` is not a valid target now."""
     with contextlib.suppress(UserError):
         return parse_target(target, Path.cwd()).name
     return ""
 
 
 def check_tasks(settings: Mapping[str, Any]) -> None:
-    """Raise a usage error for impossible tasks, or for options that need tasks where there are
-    none.
+    """Raise a usage error if --no-chief, --restart or --standby does not go with the number of
+    tasks.
     """
     tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
     if not settings["has_chief"] and not settings["workers"]:
@@ -149,8 +152,9 @@ def check_tasks(settings: Mapping[str, Any]) -> None:
 
 
 def check_min_workers(settings: Mapping[str, Any]) -> None:
-    """Raise a usage error for an impossible --min-workers. `settings` describe all tasks, from
-    whatever source.
+    """Raise a usage error if --min-workers does not go with the tasks or with --restart gang.
+
+    `settings` must count all tasks, also those that TF_CONFIG or a scheduler has named.
     """
     least, workers = settings["min_workers"], settings["workers"]
     if least is None:
@@ -166,8 +170,9 @@ def check_min_workers(settings: Mapping[str, Any]) -> None:
 
 
 def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
-    """Raise a usage error without parameter servers. `settings` describe all tasks, from whatever
-    source.
+    """Raise a usage error if --consistent-snapshots is given and there are no parameter servers.
+
+    `settings` must count all tasks, also those that TF_CONFIG or a scheduler has named.
     """
     if settings["consistent_snapshots"] and not settings["ps"]:
         raise click.UsageError(
@@ -176,8 +181,9 @@ def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
 
 
 def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
-    """Return the settings that follow from `placement`; a usage error for what several machines
-    cannot do.
+    """Return the numbers of tasks that `placement` implies.
+
+    Raises a usage error for options that do not work on several machines.
     """
     if logdir is None:
         raise click.UsageError(f"--logdir is needed: all {placement.ranks} launches of this run share one")

@@ -96,7 +96,7 @@ def command(
 
 
 def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[int]:
-    """Return the numbers of the attempts to show."""
+    """Return the numbers of the attempts to show; none if no log matches."""
     numbers = logs.numbers()
     if attempt is not None:
         return [attempt] if attempt in numbers else []
@@ -136,7 +136,10 @@ def _show(
     is_separated: bool,
     is_over: bool,
 ) -> None:
-    """Print one log after another, cut to the last lines; with `is_all`, to the last lines of each."""
+    """Print the chosen attempts one after another.
+
+    `lines` limits the output to its last lines; with `is_all`, it limits each log.
+    """
     if not is_all:
         out.begin_tail(lines)
     for logs, numbers in chosen.items():
@@ -164,7 +167,7 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
 
 
 def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
-    """Print a role's new output, across a restart of it."""
+    """Print the new output of a role. If the role has restarted, go on with its newest attempt."""
     newest, attempt = logs.newest(), logs.opened
     if attempt is not None:
         _copy(attempt, out, is_last=newest != attempt.number or is_over)
@@ -182,13 +185,14 @@ def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
 class Output:
     """The terminal or file that the logs are copied to.
 
-    Control sequences are filtered out for a terminal. Of a tail, only the last lines are written.
+    On a terminal, control sequences are filtered out. Between `begin_tail` and `end_tail`, the
+    output is kept, and `end_tail` writes only its last lines.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._filter = OutputFilter() if stream.isatty() else None
-        self._lines: deque[bytes] | None = None  # of a tail
+        self._lines: deque[bytes] | None = None  # None outside begin_tail and end_tail
         self._rest = b""
         self._is_at_start = True  # the last output ended its line
 

@@ -1,8 +1,8 @@
 """Read the logs of one role (a task, a service or a standby): list its attempts, and read their
 output.
 
-Used by command.py. The line above an attempt says how the previous one ended. This module only
-reads files, and never waits for output.
+Used by command.py, which prints a separator above each attempt. The separator says how the previous
+attempt ended. This module only reads files, and never waits for output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def list_roles(run: RunFile) -> list[str]:
 
 
 def list_roles_on(run: RunFile, host: str) -> list[str]:
-    """Return the roles with a log whose task is on `host` in the newest launch; UserError if there are none."""
+    """Return the roles that have a log and whose task the newest launch runs on `host`.
+
+    Raises UserError if there are none.
+    """
     started = [line.entry for line in read_journal(run.paths.journal) if isinstance(line.entry, RunStarted)]
     hosts = started[-1].hosts if started else {}
     found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
@@ -40,7 +43,10 @@ def list_roles_on(run: RunFile, host: str) -> list[str]:
 
 
 class RoleLogs:
-    """The output of one role, one attempt at a time. `is_marked`: prefix each line with the role."""
+    """The output of one role, one attempt at a time.
+
+    `is_marked`: prefix each line with the role.
+    """
 
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
         self.role = role
@@ -85,7 +91,7 @@ class AttemptLog:
         self._run, self._role, self._is_marked = run, str(task), is_marked
         self._follower: LogFollower | None = None
         self._rest = b""  # the beginning of an unfinished line, if lines are marked
-        with contextlib.suppress(OSError):  # just removed
+        with contextlib.suppress(OSError):  # the log has just been removed
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 
     def read_output(self, is_last: bool) -> bytes:
@@ -106,7 +112,7 @@ class AttemptLog:
         return b"" if self._follower is None else self._follower.read_log(CHUNK_BYTES, is_last=is_last)
 
     def separator(self) -> bytes:
-        """Return the line above the attempt: how the previous one ended, and when this one started."""
+        """Return the separator: how the previous attempt ended, and when this one started."""
         exits = dict[int, Exited]()
         started_s = None
         for line in read_journal(self._run.paths.journal):

@@ -68,8 +68,9 @@ def _watch(readings: Readings, console: Console) -> None:
 
 @contextlib.contextmanager
 def _key_presses() -> Iterator[list[int]]:
-    """Yield the descriptors to read single key presses from; none if standard input is not a
-    terminal.
+    """Yield the list of descriptors on which single key presses arrive.
+
+    The list is empty if standard input is not a terminal.
     """
     fd = sys.stdin.fileno()
     if not os.isatty(fd):

@@ -1,6 +1,6 @@
-"""Read the state of a run once a second, and keep the last minutes of it.
+"""Read the state of a run once a second, and remember the last minutes.
 
-Used by command.py. It reads files and asks the watchdog; it changes nothing.
+Used by command.py. This module reads files and asks the watchdog; it changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procsv.cli.status import read_status
 from procsv.report.event_files import Scalar, Tail, short_name
 from procsv.report.losses import VALUES_MAX, Losses
 
-RATE_S = 10.0  # rates are averaged over this time, so that slow steps draw a line and not spikes
+RATE_S = 10.0  # rates are means over this time; with slow steps, shorter times would give spikes
 EVENTS_MAX = 200
 
 Saved = tuple[CheckpointDurable, float]  # the newest checkpoint, and its Unix time
@@ -78,7 +78,7 @@ class Readings:
     def enter_step(self, step: int, running: bool) -> None:
         now_s, steps = self._clock.monotonic(), self._steps
         if steps and (step < steps[-1][1] or not running):
-            steps.clear()  # restarted: steps done again must not count as negative progress
+            steps.clear()  # the program was restarted, and redoes steps: the rate must not be negative
         steps.append((now_s, step))
         while now_s - steps[0][0] > RATE_S and len(steps) > 2:
             steps.popleft()

@@ -23,13 +23,13 @@ from procsv.cli.status import process_row, show_fit, show_step, task_table
 from procsv.cli.top.readings import View
 from procsv.report.event_files import Scalar
 
-BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # the levels of a curve; a restart of the program
+BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # eight levels of a curve; MARK is a restart of the program
 EVENTS_MIN = 3
 NAME_CHARS = 9
-CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # a one-row curve: its first column, and its least width
-SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # width of a chart's scale; of the scale behind a one-row curve
-FIGURES = 12  # lines of the screen other than tables, charts and events
-CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # frame: the lines around a chart's rows
+CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # of a curve beside its figure: the first column, and the least width
+SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # width of a chart's scale, and of the scale of a one-row curve
+FIGURES = 12  # lines of the screen that are not tables, charts or events
+CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # FRAME: the lines around a chart's rows
 
 _BAD = frozenset(
     {
@@ -138,8 +138,9 @@ def _column_size(pieces: Sequence[Sequence[Scalar]], width: int) -> int | None:
 
 
 def _chart_rows(height: int | None, used: int) -> int:
-    """Return the height of a chart in rows. 0: there is no room, so each curve is one row beside
-    its figure.
+    """Return the height of a chart in rows; 0 if the screen has no room for charts.
+
+    Without charts, each curve takes one row, beside its figure.
     """
     rows = 0 if height is None else (height - used - FIGURES) // 2 - CHART_FRAME
     return min(rows, CHART_ROWS_MAX) if rows >= CHART_ROWS_MIN else 0
@@ -237,7 +238,7 @@ def _figures(view: View, width: int, *, has_curves: bool) -> list[Text]:
 
 
 def _curve(name: str, value: str, points: Sequence[Scalar], view: View, width: int, low: float | None = None) -> Text:
-    """Draw a figure, and beside it its curve and the curve's scale."""
+    """Draw a line with a figure, its curve and the scale of the curve."""
     text = _named(name, value, width)
     text.pad_right(max(2, CURVE_FROM - text.cell_len))
     room = width - text.cell_len - SCALE_BESIDE_CHARS

@@ -1,7 +1,7 @@
 """`procsv completion SHELL`: print the script for completion in a shell.
 
-The script completes commands, options, runs, roles and modules. Called by main.py. click calls the
-functions here for each word to complete.
+Called by main.py. The script completes commands, options, runs, roles and modules. For each word,
+the shell starts procsv, and click calls the functions here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def command(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"
     script = found(click.Group("procsv"), {}, "procsv", VARIABLE)
-    click.echo(ShellComplete.source(script))  # bash's own subclass would start a bash to find its version
+    click.echo(ShellComplete.source(script))  # click's subclass for bash would start a bash to find its version
 
 
 def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,9 +48,7 @@ def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what can be a target: modules and files from the current directory, and the
-    examples.
-    """
+    """Complete a target: modules and files in the current directory, and the examples."""
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="file")]
     package, dot, _ = incomplete.rpartition(".")

@@ -17,7 +17,7 @@ _HELPS = {"help", "help-all"}
 
 
 class CommonOption(click.Option):
-    """An option that --help shows; --help-all shows the others too."""
+    """An option that --help shows. Other options appear only with --help-all."""
 
 
 class OptionGroup:
@@ -26,8 +26,8 @@ class OptionGroup:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in `groups`. Options that every command has join the
-    first group.
+    """A command whose help shows its options in `groups`. The first group also gets the options
+    that belong to no group, such as --help.
     """
 
     def __init__(
@@ -106,6 +106,6 @@ def seconds(
     least_s: float = 0.0,
     is_common: bool = False,
 ) -> click.Option:
-    """Declare an option for a duration, or for one of `words` in its place."""
+    """Declare an option whose value is a duration or one of `words`."""
     kind, metavar = Duration(*words, least_s=least_s), "|".join((*words[:1], "S", *words[1:]))
     return option(flag, name, type=kind, default=default, metavar=metavar, help=text, is_common=is_common)
