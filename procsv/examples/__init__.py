@@ -2,5 +2,6 @@
 
 import os
 
-# TensorFlow's start-up notes (CPU features, no GPU) would hide what the examples show. A user's own level wins.
+# TensorFlow's start-up notes (CPU features, no GPU) would hide what the examples show. If the user has set a
+# level, it stays.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -4,9 +4,9 @@ tf.function.
     procsv launch --logdir runs/loop procsv.examples.custom_loop [--steps N] [--seed N] [--step-ms MS] ...
     python -m procsv.examples.custom_loop [--logdir DIR] ...
 
-The images are the ones of procsv.examples.digits. `train` shows what a TensorFlow 2 program needs
-for procsv: a procsv.CheckpointManager instead of tf.train.CheckpointManager, and a `manager.step()`
-at the end of each step.
+The images are the same as in procsv.examples.digits. `train` shows what a TensorFlow 2 program
+needs for procsv: a procsv.CheckpointManager instead of tf.train.CheckpointManager, and a
+`manager.step()` at the end of each step.
 
 The checkpoint holds everything that the training depends on: weights, Adam's slots, dropout's
 seeds, the step, and the position in the data. So a run that was killed at any step and restarted
@@ -14,8 +14,8 @@ ends with exactly the variables of an undisturbed run:
 
     test accuracy 0.9777  variables 306c907d72b8e6fd
 
-The number after `variables` is the start of the SHA-256 of all variables; it is the same for every
-run with the same options on the same machine.
+The number after `variables` is the start of the SHA-256 of all variables. Every run with the same
+options on the same machine has the same number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import procsv
 from procsv.examples.digits import CLASSES, PIXELS, Images, digest, load_images
 from procsv.examples.progress import Progress
 
-SAVE_STEPS = 500  # the program saves a checkpoint of its own this often
+SAVE_STEPS = 500  # after so many steps, the program itself saves a checkpoint
 
 
 class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
@@ -56,7 +56,7 @@ class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
         self.seeds = [variable.value for variable in self.model.non_trainable_variables if "seed" in variable.path]
         self.steps_made = tf.Variable(0, dtype=tf.int64)
 
-    @tf.function  # type: ignore[untyped-decorator]  # the same
+    @tf.function  # type: ignore[untyped-decorator]  # tf.function is untyped, too
     def step(self, pixels: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             logits = self.model(pixels, training=True)
@@ -74,7 +74,7 @@ class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
 
 
 def batches_of(images: Images, size: int, seed: int) -> Any:
-    """Return an endless shuffled dataset, whose iterator can save its position."""
+    """Return an endless shuffled dataset. A checkpoint can hold the position of its iterator."""
     data = tf.data.Dataset.from_tensor_slices((images.pixels, images.labels))
     return data.shuffle(len(images), seed=seed).repeat().batch(size)
 

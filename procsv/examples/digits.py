@@ -8,18 +8,18 @@ network of two hidden layers learns them in graph mode with Adam, in about two s
 accuracy above 0.95.
 
 The program is deterministic. The split into training and test images follows from --seed. The batch
-of a step follows from --seed and the global step, which comes from the step's own run. One thread
-on the CPU does all arithmetic. So a run that was killed at any step and restarted ends with exactly
-the variables of an undisturbed run, and the last line shows it:
+of a step follows from --seed and the global step. The program gets the global step from the same
+session.run that trains. One thread on the CPU does all arithmetic. So a run that was killed at any
+step and restarted ends with exactly the variables of an undisturbed run. The last line shows this:
 
     test accuracy 0.9805  variables 16485b9daf416395
 
 The number after `variables` is the start of the SHA-256 of all variables in the order of their
-names: weights, optimizer slots and the global step. It is the same for every run with the same
-options on the same machine.
+names: weights, optimizer slots and the global step. Every run with the same options on the same
+machine has the same number.
 
 TensorBoard finds `loss`, `accuracy/train` and `accuracy/test` in the logdir. Each is computed over
-all images of its kind rather than one batch, so the curves are smooth.
+all training images or all test images, not over one batch, so the curves are smooth.
 
 --step-ms makes the run long enough to watch, or to kill:
 
@@ -82,11 +82,11 @@ def load_images(seed: int) -> tuple[Images, Images]:
 
 
 class Batches:
-    """The batch of each step: a pure function of (images, size, seed, step), so a restart repeats
-    and skips none.
+    """The batch of each step. It depends only on images, size, seed and step, so that a restarted
+    program trains on the same batches.
 
-    Each epoch goes through the images in an order of its own; the few that do not fill a batch wait
-    for another epoch.
+    Each epoch has its own order of the images. Its last images are left out if they do not fill a
+    batch.
     """
 
     def __init__(self, images: Images, size: int, seed: int) -> None:
@@ -113,8 +113,8 @@ class Network:
     labels: Any  # int64 [batch]
     loss: Any  # float32 []
     accuracy: Any  # float32 []
-    step: Any  # int64 []: the global step as it is
-    train: Any  # int64 []: trains on one batch; the global step after it
+    step: Any  # int64 []: the global step
+    train: Any  # int64 []: the global step after training on one batch, which fetching this does
 
     def feed(self, images: Images) -> dict[Any, Any]:
         return {self.pixels: images.pixels, self.labels: images.labels}
@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
         variables = {variable.op.name: variable for variable in tf1.global_variables()}
         sv = procsv.Supervisor(
             logdir=args.logdir,
-            summary_op=None,  # the loop records its own, at known steps
+            summary_op=None,  # the loop itself records the scalars, at known steps
             save_summaries_secs=args.summary_secs,
             save_model_secs=args.save_model_secs,
         )

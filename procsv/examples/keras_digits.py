@@ -3,8 +3,8 @@
     procsv launch --logdir runs/keras procsv.examples.keras_digits [--epochs N] [--seed N] [--batch-ms MS] ...
     python -m procsv.examples.keras_digits [--logdir DIR] ...
 
-The images are the ones of procsv.examples.digits. The program needs one line for procsv: the
-BackupAndRestore among the callbacks.
+The images are the same as in procsv.examples.digits. The program needs one line for procsv: the
+BackupAndRestore in the list of callbacks.
 
 The other callbacks have state of their own (a learning rate that falls on a plateau, early stopping
 with the best weights), and the model draws random numbers (dropout, noise). Even so, a run that was
@@ -13,8 +13,8 @@ run:
 
     test accuracy 0.9749  variables 98c36a2367a89b45  history ac86823106e0b868
 
-The numbers are the starts of two SHA-256; they are the same for every run with the same options on
-the same machine.
+The two numbers are the starts of SHA-256 hashes, of all variables and of the History. Every run
+with the same options on the same machine has the same numbers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""replicas: train the network of `digits` in several tasks: a chief and workers, with the variables
-on parameter servers.
+"""replicas: train the network of `digits` with a chief and workers, and variables on parameter
+servers.
 
     procsv launch --logdir runs/replicas --workers 2 --ps 1 --evaluators 1 procsv.examples.replicas [--steps N] ...
 
 Each task runs this program, and learns from TF_CONFIG which task it is and where the others are.
 Chief and workers train on batches of their own, each as fast as it can, and update the same
-variables (asynchronous training), so no two runs are alike. An evaluator reads the checkpoints as
-they appear. Kill any task: the others keep training, and it is back in a second or two.
+variables (asynchronous training). So no two runs are alike. An evaluator reads the checkpoints as
+they appear. Kill any task: the others keep training, and the killed task is back in a second or
+two.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Task:
 
     @property
     def number(self) -> int:
-        """A different number for each task that trains."""
+        """The number of the task. It is different for each task that trains."""
         return 0 if self.role == "chief" else self.index + 1
 
 
@@ -92,7 +93,7 @@ def evaluate(images: Images, args: argparse.Namespace) -> None:
                 continue
             last = newest
             if (step := _restore(saver, session, newest, network)) is None:
-                continue  # a newer one has replaced it
+                continue  # a newer checkpoint has replaced this one
             accuracy = session.run(network.accuracy, network.feed(images))
             print(f"step {step}  test accuracy {accuracy:.4f}", flush=True)
             if step >= args.steps:
@@ -128,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     server = tf1.train.Server(task.cluster, job_name=task.role, task_index=task.index)
     if task.role == "ps":
-        server.join()  # until it is ended
+        server.join()  # returns never; the watchdog ends this process
     train(task, server.target, images, args)
     return 0
 
