@@ -21,14 +21,14 @@ KINDS: tuple[SpanKind, ...] = ("kept", "redone", "starting", "down", "stalled", 
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A piece of the run's time. `start_s` and `end_s` are Unix seconds, corrected for a clock set
-    back.
+    """A piece of the run's time. `start_s` and `end_s` are Unix seconds, and never go back, even if
+    the clock was set back.
     """
 
     kind: SpanKind
     start_s: float
     end_s: float
-    incarnation: int  # the trainer's; 0 without a trainer
+    incarnation: int  # of the trainer; 0 if there was no trainer
 
     @property
     def seconds(self) -> float:
@@ -36,7 +36,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class TrainingSpan(msgspec.Struct):
-    """The steps that one attempt made after its first."""
+    """A stretch of one attempt's training, without interruption, from the end of a step on."""
 
     incarnation: int
     start_s: float
@@ -74,8 +74,8 @@ class Incarnation(msgspec.Struct):
     recovery_seconds: Seconds | None  # from the previous attempt's death to the end of the first new step
     last_step: Step
     lost_steps: int
-    lost_seconds: Seconds  # training since the last save, for a program without a step counter
-    lost_sessions: int  # lost connections to a server that the trainer survived
+    lost_seconds: Seconds  # only if the program has no step counter: the training since the last save
+    lost_sessions: int  # how often the trainer lost the connection to a server, and survived
     code: int | None
     signal: str | None
     cause: str
@@ -106,7 +106,7 @@ class Incarnation(msgspec.Struct):
 
     @property
     def ended_with_watchdog(self) -> bool:
-        """Whether the watchdog died with it or before it, so that nothing recorded how it ended."""
+        """Whether nothing recorded how the attempt ended, because its watchdog died, too."""
         return self.end_s is not None and not self.cause
 
     @property
@@ -175,7 +175,9 @@ class Account(msgspec.Struct):
 
 
 def lost_share(tasks: Mapping[str, Account]) -> tuple[float, float]:
-    """Return the lost seconds and the active seconds, summed over the tasks that train."""
+    """Return two sums over the tasks that train: active seconds that were not kept training, and
+    all active seconds.
+    """
     lost_s = ran_s = 0.0
     for task, account in tasks.items():
         if role_of(task) not in STEPLESS:

@@ -52,8 +52,9 @@ _REMARKABLE = (  # events that the report lists
 class JournalClock:
     """Correct the times of journal lines for a clock that was set back.
 
-    Lines carry only the time of day. A clock set back counts as no time at all, so that no span is
-    negative; a clock set forward cannot be told from time that passed. Times are Unix seconds.
+    Times are Unix seconds, read from a clock that somebody may set. If the clock was set back
+    between two lines, the time between these lines counts as zero, so that no span is negative. If
+    the clock was set forward, that looks like time that passed.
     """
 
     def __init__(self) -> None:
@@ -78,21 +79,22 @@ class Outlived(NamedTuple):
 
 
 class AccountBuilder:
-    """Builds an account from journal lines, entered in their order; it can close the account at any
-    time.
+    """Builds an account from journal lines, which the caller enters in their order.
+
+    `so_far` returns the account at any time, and `close_account` the final one.
     """
 
     def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:
         """Begin an empty account.
 
-        `keeps_remarks`: False keeps the account of a long run small. `task`: whose account this is;
-        "" for the task whose state is saved.
+        `keeps_remarks`: keep the events that the report lists; False keeps the account of a long
+        run small. `task`: the task whose account this is; "" for the task whose state is saved.
         """
         self._keeps_remarks, self._task = keeps_remarks, task
         self._serves = role_of(task) in STEPLESS  # all its running time counts as kept
         self._account = Account(0.0, 0.0)
         self._is_empty = True
-        self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's
+        self._chief = str(TRAINER)  # the task whose time is counted: `task`, or the task whose state is saved
         self._clock, self._line = JournalClock(), Timeline()
         self._outlived: Outlived | None = None  # the attempt that may have survived its launch
         self._lost_with_sessions = Counter[int]()  # lost steps by attempt
@@ -155,7 +157,7 @@ class AccountBuilder:
         self._account.launches += 1
         tasks = started.tasks or (str(TRAINER),)
         self._chief = self._task or next(iter(tasks), str(TRAINER))
-        if self._is_open:  # the previous watchdog was killed; the run counts until it was last seen
+        if self._is_open:  # the previous watchdog was killed; its launch ended when the run was last seen
             seen_s = min(max(self._clock.heard_s, (started.seen_until or 0.0) + self._clock.set_back_s), now_s)
             self._note_outlived()
             self._end_trainer(seen_s, None)
@@ -171,11 +173,13 @@ class AccountBuilder:
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
         self._account.without.clear()  # each launch tries all tasks again
-        if line.role == self._chief:  # a Supervisor without a watchdog, so no line says that it was started
+        if line.role == self._chief:  # the program runs without a watchdog, so there is no Spawned line
             self._spawned(line.incarnation, started.pid, now_s)
 
     def _asked_s(self, started: entries.RunStarted, now_s: float) -> float:
-        """Return when the user gave the launch command; the watchdog's own start counts too."""
+        """Return when the user gave the launch command, so that the start of the watchdog counts,
+        too.
+        """
         asked_s = started.asked_at + self._clock.set_back_s if started.asked_at else now_s
         return min(max(asked_s, self._line.since_s), now_s)
 
@@ -208,7 +212,7 @@ class AccountBuilder:
     def _note_outlived(self) -> None:
         """Remember the running attempt of a lost launch until another attempt begins.
 
-        Several launches may be lost in a row.
+        The attempt may survive several lost launches in a row.
         """
         last = self._last()
         if last is not None and last.end_s is None:
@@ -217,7 +221,7 @@ class AccountBuilder:
     def _adopted(self, number: int, pid: int, now_s: float) -> None:
         """Resume an attempt that survived its launch.
 
-        All the time since counts as what it was doing when its launch was lost.
+        The time since its launch was lost counts as what the attempt was doing then.
         """
         last, before = self._last(), self._outlived
         if last is None or before is None or not last.number == before.number == number:
@@ -241,15 +245,16 @@ class AccountBuilder:
         last.source, last.origin = recovered.source, recovered.origin
         last.restored_step, last.recovery_seconds = recovered.step, recovered.seconds
         before = self._account.incarnations[:-1]
-        # Other tasks kept training a model on servers; their steps are lost with it.
+        # If the model is on parameter servers, other tasks may have trained it further. The restored state
+        # lacks these steps.
         reached = max(last.restored_step, 0) + lost if (lost := recovered.lost_steps) else last.restored_step
         if before and reached > before[-1].last_step:
-            before[-1].last_step = reached  # its state shows that it came further than the last reading
+            before[-1].last_step = reached  # the restored state is newer than the step last read
             self._line.extend_last(before[-1].number, reached)
         self._lose(max(last.restored_step, 0), before)
 
     def _lose(self, step: int, before: list[Incarnation]) -> None:
-        """Count the steps after `step`, the state that training resumes from, as steps to redo."""
+        """Count the steps after `step` as steps to redo, because training resumes from `step`."""
         self._line.lose(step)
         if before:
             with_death = max(0, before[-1].last_step - max(step, 0))
@@ -289,7 +294,7 @@ class AccountBuilder:
             line.start_training(now_s, step)
 
     def _frozen(self, number: int, seconds: float, step: int, now_s: float) -> None:
-        """A signal stopped the trainer for `seconds`, up to now."""
+        """A signal had stopped the trainer for `seconds`. Now the trainer runs again."""
         training, last = self._line.training, self._last()
         if training is None or last is None or last.number != number:
             return
@@ -348,8 +353,9 @@ class AccountBuilder:
         return account
 
     def _close_open(self, end_s: float, step: int) -> None:
-        """Close the timeline of an active run now, or of one with a killed watchdog at its last
-        news.
+        """Close the timeline of a launch that has no end in the journal.
+
+        `end_s` is now if the run is active. If its watchdog was killed, `end_s` is the last news.
         """
         if (training := self._line.training) is None:
             self._line.switch_to(self._line.kind, end_s)

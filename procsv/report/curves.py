@@ -17,9 +17,9 @@ from procsv.report.account import Account, Incarnation
 from procsv.report.event_files import READ_BYTES_MAX, EventFileTail, Scalar, find_loss, newest_event_files, read_scalars
 
 FILES_MAX = 40  # the newest event files
-BYTES_MAX = 2**26  # read from all files together, the newest first; the last one is cut at its start
+BYTES_MAX = 2**26  # read from all files together, the newest first; only the end of the last file may fit
 TAGS_MAX = 12
-POINTS_MAX = 500  # per curve; of more, only the minimum and maximum of each piece are kept
+POINTS_MAX = 500  # per curve; a longer curve keeps the minimum and maximum of each piece
 MARKS_MAX = 300  # the last checkpoints
 STEP_RATE = "global_step/sec"  # written by TensorFlow's StepCounterHook
 MEMORY = "procsv/memory_bytes"  # in the watchdog's own event file
@@ -45,7 +45,7 @@ def read_curves(logdir: Path) -> list[Curve]:
     for path, scalar in _scalars(newest_event_files(logdir, FILES_MAX)):
         where = "" if path.parent == logdir else f"{path.parent.name}: "
         found[where + scalar.tag].append(scalar)
-    rates = found.pop(STEP_RATE, [])  # not computed from other scalars: their steps may be batches or epochs
+    rates = found.pop(STEP_RATE, [])  # a rate from other scalars' steps would be wrong: they may be batches or epochs
     loss = find_loss(found)
     names = sorted(found, key=lambda name: (name != loss, "loss" not in name.lower(), name))[:TAGS_MAX]
     curves = [Curve(name, thin(_kept(found[name]))) for name in names]
@@ -60,7 +60,10 @@ def read_memory(home: Path) -> Curve | None:
 
 
 def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
-    """Yield the scalars of event files, given oldest first; of more than BYTES_MAX, the newest."""
+    """Yield the scalars of the event files in `paths`, which has the newest file last.
+
+    If the files are larger than BYTES_MAX, only the newest part is read.
+    """
     left = BYTES_MAX
     for path in reversed(paths):
         with contextlib.suppress(OSError):
@@ -72,8 +75,9 @@ def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
 
 
 def _kept(points: Iterable[Scalar]) -> list[Scalar]:
-    """Drop the points of steps that were done again: a later point replaces every point at its step
-    or beyond.
+    """Drop the points of steps that the program redid.
+
+    A later point replaces every point at its step or beyond.
     """
     kept: list[Scalar] = []
     for point in sorted(points, key=lambda one: one.time_s):

@@ -25,7 +25,7 @@ NARROW = 0.15  # narrower spans of training or starting are not drawn
 
 
 def draw_timeline(account: Account) -> str:
-    """Draw one bar that shows every second in the colour of its kind, and a mark over each crash."""
+    """Draw one bar with every second in the colour of its kind, and a mark over each crash."""
     if account.wall_s <= 0:
         return "<p>Nothing has happened yet.</p>"
     spans = sorted(account.spans, key=lambda span: span.kind not in ("kept", "stopped"))  # the short kinds on top
@@ -129,7 +129,7 @@ class _Scale(NamedTuple):
 def draw_curve(
     curve: Curve, marks: Sequence[CurveMark], over: Literal["time", "step"], show: Callable[[float], str]
 ) -> str:
-    """Draw one curve over the wall time or the step, with a line per mark. `show` formats a value."""
+    """Draw one curve over time or step, with a line for each mark. `show` formats a value."""
     places = [point.time_s if over == "time" else point.step for point in curve.points]
     first, last = min(places), max(places)
     width = last - first
@@ -166,8 +166,8 @@ def draw_curve(
 def _place(mark: CurveMark, curve: Curve, over: Literal["time", "step"]) -> float | None:
     """Return where a mark lies on the axis; None if it is before the curve's first point.
 
-    The curve's steps may be epochs where the run counts batches, so over the step a mark is placed
-    by its time.
+    The curve may count epochs while the run counts batches. So a mark over the step lies at the
+    last point of the curve before the time of the mark.
     """
     before = bisect.bisect_right([point.time_s for point in curve.points], mark.time_s)
     if over == "time":

@@ -23,7 +23,7 @@ READ_BYTES_MAX = 2**22  # per read
 
 _HEAD = struct.Struct("<QI")  # a record's head: its length, and the masked checksum of the length
 
-_HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|eval|test|dev)", re.IGNORECASE)  # of data that is not trained on
+_HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|eval|test|dev)", re.IGNORECASE)  # in names of validation and test scalars
 
 # Protobuf field numbers of Event, of Summary.Value and of TensorProto, which encodes a scalar by its type.
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
@@ -118,8 +118,9 @@ def _unpack(format_: str, data: bytes) -> float:
 
 
 def find_loss(tags: Iterable[str]) -> str:
-    """Return the tag that looks most like the training loss; "" if none does. Tags may begin with a
-    directory's name.
+    """Return the tag that looks most like the training loss; "" if no tag has "loss" in it.
+
+    A tag may begin with the name of a directory.
     """
     named = [tag for tag in tags if "loss" in tag.lower()]
     return min(
@@ -150,7 +151,7 @@ def newest_event_files(logdir: Path, count: int) -> list[Path]:
 
 
 class Tail:
-    """Reads what is appended to a file, beginning with the last `start` bytes that it has."""
+    """Reads the last `start` bytes of a file, and then what is appended to it."""
 
     def __init__(self, path: Path, start: int = START_BYTES) -> None:
         self.path = path

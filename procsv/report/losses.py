@@ -1,8 +1,10 @@
 """Track the loss of a run as it trains.
 
-It comes from the run's event files or, if they have none, from what the program prints. Used by
-`procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large. It reads only
-what is appended, and never a long file from its beginning; it changes nothing.
+The loss comes from the run's event files. If they have no loss, it comes from what the program
+prints.
+
+Used by `procsv top`, `procsv ls` and the watchdog's console, so this module imports nothing large.
+It reads the end of a file and then only what is appended. It changes nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from procsv.report.event_files import (
     short_name,
 )
 
-FILES_MAX = 4  # the newest event files, followed at a time
+FILES_MAX = 4  # how many event files are followed at a time; the newest
 VALUES_MAX = 600
-LATE_S = 1.5  # how far the program's step, as read, may lag behind its output
+LATE_S = 1.5  # how far the step in the heartbeat may lag behind the program's output
 
 _LOSS = re.compile(rb"\bloss\b[^\w\n]{1,3}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 # A step, alone or followed by the last one: `global_step = 100`, `step 78/2000`.
@@ -47,8 +49,9 @@ class Printed(NamedTuple):
 
 
 class Losses:
-    """The latest values of the scalar `tag`, or of the scalar that looks like the loss; `name` says
-    which.
+    """The latest values of one scalar.
+
+    The scalar is `tag`, or, without a tag, the scalar that looks most like the loss.
     """
 
     def __init__(self, tag: str | None = None, since_s: float = 0.0, start: int = START_BYTES) -> None:
@@ -66,7 +69,7 @@ class Losses:
 
     @property
     def name(self) -> str:
-        """Return the tag, prefixed with the subdirectory if the file is in one."""
+        """Return the scalar's tag. If its file is in a subdirectory, that name comes first."""
         if self._tag is None:
             return find_loss(self._scalars) or "loss"
         return next((name for name in self._scalars if name.rpartition(": ")[2] == self._tag), self._tag)
@@ -108,12 +111,12 @@ class Losses:
                 self._printed.append(Scalar("loss", NO_STEP if step is None else _count(step[1]), now_s, value))
 
     def enter(self, loss: Loss, now_s: float) -> None:
-        """Enter the loss that a fit reports, once per step. It replaces what the fit prints."""
+        """Enter the loss that a fit reports, once per step, instead of the loss that it prints."""
         if not self._printed or self._printed[-1].step != loss.step:
             self._printed.append(Scalar(loss.name, loss.step, now_s, loss.value))
 
     def forget(self) -> None:
-        """Forget all values: the program has gone back, and will do their steps again."""
+        """Forget all values, because the program was restarted and redoes their steps."""
         self._scalars.clear()
         self._lines.clear()
         self._printed.clear()
@@ -126,8 +129,9 @@ class Losses:
 
 
 def _plain(name: str) -> str:
-    """Return a name that is safe on a terminal line: a tag may hold anything, and wide characters
-    take two columns.
+    """Return a name that is safe on one line of a terminal.
+
+    A tag may hold any characters, and wide characters take two columns.
     """
     short = short_name(name)
     return short if short.isascii() and short.isprintable() else "loss"
@@ -145,18 +149,18 @@ class Told(NamedTuple):
 
 
 class LossNow:
-    """The newest loss and the last step of one attempt, if they agree with the steps read from it.
+    """The newest loss and the last step of one attempt, if they agree with the attempt's heartbeat.
 
-    A printed line may count anything, such as the steps of an epoch or of an evaluation. It counts
-    only if its step lies between the steps that were read just before and just after it. A scalar
-    counts if its step belongs to this attempt.
+    A printed line may count anything, such as the steps of an epoch or of an evaluation. So a line
+    counts only if its step lies between the step in the heartbeat shortly before the line, and the
+    step shortly after it. A scalar counts if its step belongs to this attempt.
     """
 
     def __init__(self, losses: Losses) -> None:
         self.losses = losses
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
         self._first: int | None = None
-        self._waiting: list[Printed] = []  # lines whose step has not been read yet
+        self._waiting: list[Printed] = []  # lines with a step that the heartbeat has not reached yet
         self._said: Loss | None = None
         self._last_step = NO_STEP
 

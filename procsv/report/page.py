@@ -1,8 +1,10 @@
 """Render the account of a run as one HTML page.
 
-The page loads nothing, so it suits a browser, a phone, paper and e-mail. Used by `procsv report
---html`. It turns a story into text, and reads curves and crash reports as it shows them. It escapes
-every word that comes from a program, a path or a journal.
+Used by `procsv report --html`. The page loads nothing, so it suits a browser, a phone, paper and
+e-mail.
+
+This module renders a story, which reading.py has read, and also reads curves and crash reports
+itself. It escapes every word that comes from a program, a path or a journal.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ LEGEND = {"crash": "crash or hang", "preempted": "preemption or planned restart"
 
 
 def make_page(story: Story, *, again_s: int = 0) -> str:
-    """Render the page. `again_s`: the page of an active run reloads itself every so many seconds;
+    """Render the page. `again_s`: after how many seconds the page of an active run reloads itself;
     0: never.
     """
     account, marks = story.account, find_marks(story.account)
@@ -109,7 +111,7 @@ def _lead(account: Account) -> str:
 
 
 def _curves(story: Story, marks: Sequence[CurveMark]) -> str:
-    """Draw the curves; the loss is open, the other scalars are folded."""
+    """Draw the curves. The page shows the loss at once, and the other scalars after a click."""
     curves = read_curves(Path(story.logdir))
     drawn = [_curve(curve, marks, ("time", "step"), _number, is_open=not n) for n, curve in enumerate(curves)]
     memory = read_memory(Path(story.home))

@@ -52,7 +52,7 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
     if run is not None and run.ended_at is None:
         is_here, step = run.is_active, run.step
         is_running = is_here or find_elsewhere(paths, run.run) is not None
-        until_s = clock.wall() if is_here else run.seen_at  # it is written every second
+        until_s = clock.wall() if is_here else run.seen_at  # the watchdog updates it every second
     damaged: list[bytes] = []
     launches: deque[RunStarted] = deque(maxlen=1)
     account, tasks = take_accounts(_watch(read_journal(paths.journal, damaged), launches), until_s, step, is_running)

@@ -86,7 +86,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     next_save_in: Seconds | None
     ground_error: str | None
     protected: bool | None
-    habit: SaveHabit  # whether the steps here count steps or saves, and whether the program restores on start
+    habit: SaveHabit  # whether "steps" in this object are steps or saves, and whether the program restores at its start
     goodput: Annotated[float, Meta(ge=0, le=1, description="of the run, in all its launches")]
     launch_goodput: Annotated[float, Meta(ge=0, le=1, description="of the last launch alone")]
     started_at: Seconds
@@ -119,8 +119,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
 def status_of(run: RunFile, **more: Any) -> StatusObject:  # noqa: ANN401  the other fields
     """Build a status from what run.json says, plus the fields `more`.
 
-    Fields of RunFile that are not in StatusObject, such as the paths of files and how a process is
-    identified, are left out.
+    The status leaves out the fields of RunFile that StatusObject does not have, such as paths.
     """
     shown = set(StatusObject.__struct_fields__)
     return StatusObject(**{name: getattr(run, name) for name in RunFile.__struct_fields__ if name in shown}, **more)

@@ -181,7 +181,7 @@ def _show_incarnations(account: Account, console: Console) -> None:
     for one in account.incarnations:
         number, at, after, origin, reached, ended, lost = incarnation_row(one)
         at = at.partition(" ")[2] if is_short else at
-        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end matters more
+        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end needs the room
         table.add_row(*map(as_markup, (number, at, after, origin, reached, lost, ended)))
     console.print(table)
 

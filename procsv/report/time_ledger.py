@@ -4,20 +4,18 @@ Used by `procsv report`, by its HTML page, and by drills. Pure: journal lines in
 knows no file and no clock.
 
     kept      training whose steps are in the result, or in the state that the next start resumes
-    redone    training that a crash lost and that had to be done again
-    starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports,
-              restore, compile
-    down      no trainer: from a death to the next start, and from the last trainer's end to the end
-              of the run; or no session: the connection to a server was lost, and the next session
-              has not finished its first step
-    stalled   a trainer that hung, from its last progress to its death; or a trainer stopped by a
-              signal (SIGSTOP)
-    stopped   no run was active: between two launches. A task that survived its launch and was
-              adopted by the next one was not stopped.
+    redone    training that a crash lost and that had to be done again starting  from `procsv
+    launch`, or the start of a trainer, to the end of its first step: imports, restore, compile down
+    no trainer: from a death to the next start, and from the last trainer's end to the end of the
+    run; or no session: the connection to a server was lost, and the next session has not finished
+    its first step stalled   a trainer that hung, from its last progress to its death; or a trainer
+    stopped by a signal (SIGSTOP) stopped   no run was active: between two launches. If a task
+    survived its launch and the next               launch adopted it, this time is not stopped.
 
 If a run has several tasks, its account is the account of the task whose state is saved. Each task
-also has its own, which covers the same time: the running time of a server or an evaluator counts as
-kept, and the time after a task has finished counts as stopped, even while the run goes on.
+also has an account of its own, over the same time. There, the running time of a server or an
+evaluator counts as kept. After a task has finished, its time counts as stopped, even while the run
+goes on.
 """
 
 from __future__ import annotations
@@ -34,12 +32,11 @@ from procsv.report.account_builder import AccountBuilder
 def take_accounts(
     lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
 ) -> tuple[Account | None, dict[str, Account]]:
-    """Return the account of a journal, and the account of each task by name if a launch had
-    several.
+    """Return the account of the run, and the account of each task by name.
 
-    The first is None for an empty journal. If the journal has no end of the run, `until_s` is the
-    Unix time at which the run was last seen active (now, if `is_running`), and `step` is the global
-    step read then.
+    The second is empty if no launch had several tasks. The first is None if the journal is empty.
+    `until_s` and `step` are for a journal without the end of the run: the Unix time when the run
+    was last seen active (now, if `is_running`), and the global step at that time.
     """
     builder, builders = AccountBuilder(), dict[str, AccountBuilder]()
     for line in lines:

@@ -1,6 +1,6 @@
-"""Record the timeline of a run: its trainings, and the spans of other kinds between them.
+"""Record the timeline of a run: when it trained, and the spans of other kinds in between.
 
-Used by account_builder.py. Pure. One span is always open. Whether a training was kept or redone is
+Used by account_builder.py. Pure. One span is always open. Whether training was kept or redone is
 known only at the end of the run.
 """
 
@@ -18,7 +18,7 @@ class TimelineMark(NamedTuple):
     training: TrainingSpan | None
     kind: SpanKind
     since_s: float
-    trainings: int  # how many there were; the same for others
+    trainings: int  # how many there were at the mark; `others` likewise
     others: int
 
 
@@ -46,7 +46,7 @@ class Timeline:
         self.training = TrainingSpan(self.incarnation, now_s, step)
 
     def end_training(self, now_s: float, step: int) -> None:
-        """End the training at `step`, which counts as at least its first step."""
+        """End the training at `step`; at its first step, if `step` is lower."""
         training, self.training = self.training, None
         assert training is not None, "the end of a training that has not begun"
         training.last_step = max(step, training.first_step)
@@ -63,20 +63,20 @@ class Timeline:
             self.switch_to("stalled", self.since_s)
 
     def lose(self, step: int) -> None:
-        """Mark the steps after `step`, the state that training resumes from, as steps to redo."""
+        """Mark the steps after `step` as steps to redo, because training resumes from `step`."""
         for training in self._trainings:
             training.kept_step = min(training.kept_step, step)
 
     def lose_end(self, seconds: float) -> None:
-        """Mark the last `seconds` of the ended training, which came after its last step, as time to
-        redo.
+        """Mark the last `seconds` of the newest training as time to redo. They came after its last
+        step.
         """
         if self._trainings:
             self._trainings[-1].unsaved_s = seconds
 
     def extend_last(self, incarnation: int, step: int) -> None:
-        """Correct the last step of `incarnation`'s training to `step`: it came further than was
-        last read.
+        """Correct the last step of `incarnation`'s training to `step`, which is higher than the
+        step last read.
         """
         if self.made_steps(incarnation):
             self._trainings[-1].last_step = self._trainings[-1].kept_step = step
