@@ -1,7 +1,8 @@
-"""Attach a Supervisor, session, manager or fit to its run: `procsv launch`'s, or one of its own.
+"""Attach a Supervisor, session, manager or fit to a run.
 
-Their constructors call this.  The services start with the first session, or with the first flush of
-events.
+Under `procsv launch`, this is the launched run. Without it, the training gets a run of its own with
+an Observer, a watchdog that restarts nothing. The constructors call `attach`. They start no
+service: the services start with the first session, or with the first flush of events.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from procsv.training.runtime.program_logdir import settle_logdir
 
 
 def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | None, Any]:
-    """Returns the runtime for a training of `graph` in `logdir`, and the logdir to use.
+    """Return the runtime for a training of `graph` in `logdir`, and the logdir to use.
 
-    The runtime is None if there is no logdir.  Raises UserError under `procsv launch` if `logdir`
-    is not the run's.
+    The runtime is None if there is no logdir. Raise UserError if TensorFlow has no filesystem for
+    the logdir, or if the launched run cannot use it. The launched run may use another directory
+    than the one that the program names; then the result has this other directory.
     """
     if warning := find_new_warning(tf.__version__):
         tf.compat.v1.logging.warning("procsv: %s", warning)
@@ -51,10 +53,10 @@ def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | No
 
 
 def is_logdir_free(launched: Runtime, graph: Any) -> bool:
-    """Returns whether a training of `graph` that names no directory may use the run's logdir.
+    """Return whether a training of `graph` that names no directory may use the run's logdir.
 
-    The first graph that trains there keeps it.  Another graph is another model, such as the next
-    fold of a cross-validation, and must not start from the first one's state.
+    The first graph that trains in the run's logdir keeps it. Another graph is another model, such
+    as the next fold of a cross-validation, and must not start from the state of the first.
     """
     if graph is None or launched.logdir_user is None or launched.logdir_user() is graph:
         return True
@@ -67,11 +69,11 @@ def is_logdir_free(launched: Runtime, graph: Any) -> bool:
 
 
 class EagerExecution(UserError, RuntimeError):
-    """Raised in eager mode.  It is a RuntimeError because TensorFlow's classes raise one there."""
+    """Raised in eager mode. It is a RuntimeError because TensorFlow's classes raise one there."""
 
 
 def check_graph_mode(what: str) -> None:
-    """Raises EagerExecution, with the cure, if TensorFlow runs eagerly."""
+    """Raise EagerExecution, with the cure, if TensorFlow runs eagerly."""
     if tf.executing_eagerly():
         raise EagerExecution(
             f"{what} are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution() right after "
@@ -80,7 +82,7 @@ def check_graph_mode(what: str) -> None:
 
 
 def check_filesystem(logdir: str) -> None:
-    """Raises UserError if TensorFlow has no filesystem for the URL `logdir`.
+    """Raise UserError if TensorFlow has no filesystem for the URL `logdir`.
 
     An unreachable filesystem only causes a warning: it may come back.
     """
@@ -98,7 +100,7 @@ def check_filesystem(logdir: str) -> None:
         tf.compat.v1.logging.warning("procsv: %s cannot be reached: %s", logdir, error.message)
 
 
-# The TensorFlow versions that procsv is tested with; scripts/versions reads them here.  procsv
+# The TensorFlow versions that procsv is tested with; scripts/versions reads them here. procsv
 # relies on undocumented details of Savers and sessions, so another version may differ.
 OLDEST, NEWEST = (2, 16), (2, 21)
 
@@ -106,7 +108,10 @@ _said: set[str] = set()
 
 
 def find_warning(version: str) -> str:
-    """The warning about TensorFlow `version`; "" if it is tested, or not a version at all."""
+    """Return the warning about TensorFlow `version`; "" if procsv is tested with this version.
+
+    A text that is not a version also gives "".
+    """
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None or OLDEST <= (found := (int(match[1]), int(match[2]))) <= NEWEST:
         return ""

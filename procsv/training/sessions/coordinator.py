@@ -1,10 +1,14 @@
 """A Coordinator that loses no error and frees blocked threads before its grace period ends.
 
-The Supervisor and monitored sessions make one.  It is TensorFlow's class with three repairs: it
-records an exception that follows a clean stop, it raises an exception that was passed to it outside
-an `except` block, and it never replaces an interrupt with the interrupt's consequences.  It never
-ends a thread itself: it only closes the session, by its owner's function, which frees blocked
-threads.
+The Supervisor and monitored sessions make a Coordinator. It is TensorFlow's class with three
+repairs:
+
+* It records an exception that follows a clean stop.
+* It raises an exception that was passed to it outside an `except` block.
+* It never replaces an interrupt with an error that the interrupt has caused.
+
+The Coordinator cannot end a thread. It calls the function `free` of its owner, which closes the
+session. This ends the session calls in which threads are blocked.
 """
 
 from __future__ import annotations
@@ -24,9 +28,9 @@ tf1 = tf.compat.v1
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
-# A process that uses no CPU for IDLE_S while a thread is in its session is blocked.  Threads that
-# only poll stay below IDLE_CPU_SHARE_MAX of one core.  After LATE_SHARE of the grace period,
-# threads are freed even if they seem to work.
+# A process counts as blocked if it uses next to no CPU for IDLE_S while one of its threads is in a session call.
+# Threads that only poll stay below IDLE_CPU_SHARE_MAX of one core. After LATE_SHARE of the grace period, the session
+# is closed even if threads seem to work.
 IDLE_S = 2.0
 IDLE_CPU_SHARE_MAX = 0.05
 LATE_SHARE = 0.75
@@ -44,10 +48,11 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         self.may_be_idle = False  # other processes do the work, so an idle process proves nothing
 
     def request_stop(self, ex: Any = None) -> None:
-        """Asks all threads to stop, and records `ex` if it is the first error.
+        """Ask all threads to stop, and record `ex` if it is the first error.
 
-        `ex` is an exception or an exc_info tuple.  An exception after a clean stop is recorded,
-        too, unless the stop itself has caused it.
+        `ex` is an exception or an exc_info tuple. An exception that comes after the stop is ignored
+        if the stop has caused it. Otherwise it is recorded if it is the first, or if it is the
+        first interrupt by the user.
         """
         info = _exc_info(ex)
         was_stopped = self._stop_event.is_set()
@@ -66,7 +71,10 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         return self._exc_info_to_raise is not None
 
     def _is_consequence(self, error: BaseException) -> bool:
-        """Whether a stop causes `error` by closing the session and queues of live threads."""
+        """Return whether `error` only follows from a stop.
+
+        A stop closes the session and the queues while threads still use them.
+        """
         if isinstance(error, (tf.errors.CancelledError, *self._clean_stop_exception_types)):
             return True
         return isinstance(error, RuntimeError) and "closed Session" in str(error)
@@ -77,9 +85,9 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Waits for all threads to end, then raises the recorded error.
+        """Wait for all threads to end, then raise the recorded error.
 
-        Raises RuntimeError if threads outlast the grace period.
+        Raise RuntimeError if threads outlast the grace period.
         """
         with self._lock:
             waited_for = list(self._registered_threads.union(threads or ()))
@@ -89,7 +97,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         super().join(waited_for, min(0.0, stop_grace_period_secs), ignore_live_threads)
 
     def _wait_and_free(self, threads: list[threading.Thread], grace_s: float) -> None:
-        """Waits up to `grace_s` for the threads, and frees them once they seem to be blocked."""
+        """Wait up to `grace_s` for the threads. Free them once they seem to be blocked."""
         begun_s, pause = time.monotonic(), threading.Event()
         idle = _Idleness()
         free = self.free
@@ -105,7 +113,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """Records any exception of the block and asks for a stop."""
+        """Record any exception of the block, and ask for a stop."""
         try:
             yield
         except BaseException:  # noqa: BLE001  raised again by join
@@ -114,7 +122,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
 
 def _is_in_a_session(thread: threading.Thread) -> bool:
     """Whether `thread` is in a session call; closing the session ends such a call."""
-    # Before Python 3.11.9, `_current_frames` locks the list of threads while it makes objects.  A garbage collection
+    # Before Python 3.11.9, `_current_frames` locks the list of threads while it makes objects. A garbage collection
     # may then run another thread, which waits for that lock forever (github.com/python/cpython/issues/106883).
     was_enabled = gc.isenabled()
     gc.disable()
@@ -140,7 +148,10 @@ class _Idleness:
 
 
 def _exc_info(ex: Any) -> ExcInfo | None:
-    """Returns `ex` as an exc_info tuple; for a tuple without an exception, a ValueError."""
+    """Return `ex` as an exc_info tuple; None for None.
+
+    If `ex` is no exception and no exc_info tuple, return the tuple of a ValueError that says so.
+    """
     if ex is None:
         return None
     if isinstance(ex, BaseException):
@@ -152,5 +163,8 @@ def _exc_info(ex: Any) -> ExcInfo | None:
 
 
 def _outranks(error: BaseException, recorded: BaseException) -> bool:
-    """An interrupt by the user outranks errors, because it causes some of them."""
+    """Return whether `error` replaces the recorded error: only an interrupt by the user does.
+
+    An interrupt causes some of the errors that are recorded before it arrives.
+    """
     return isinstance(error, KeyboardInterrupt) and not isinstance(recorded, KeyboardInterrupt)

@@ -1,14 +1,20 @@
-"""TensorFlow's checkpoint, summary and step counter hooks, adapted to procsv.
+"""Adapt TensorFlow's checkpoint, summary and step counter hooks to procsv.
 
-CheckpointSaverHook saves by snapshot; SummarySaverHook and StepCounterHook are repaired.  Programs
-use them like TensorFlow's: timers, listeners and steps stay the same.
+Programs use these hooks like TensorFlow's: timers, listeners and steps are the same. The
+CheckpointSaverHook saves through a snapshot. The SummarySaverHook and the StepCounterHook each have
+one repair.
 
-In a procsv monitored session their events go to the summary service, through SessionWriters; the
-hooks do not notice.  procsv captures the state between two steps, and the checkpoint service writes
-it.  The training thread waits for the disk in only three cases: `save_steps` must save exactly
-every so many steps, a listener's `after_save` must find the checkpoint on disk, or a checkpoint
-after every run must be on disk when the run returns.  In any other session, and as a session's
-second saving hook, a CheckpointSaverHook behaves exactly like TensorFlow's.
+In procsv's monitored sessions, all hooks get their event writers from SessionWriters. These writers
+send the events to the summary service. The CheckpointSaverHook requests a snapshot, which is taken
+between two steps, and the checkpoint service writes the files. The training thread waits for the
+disk in only three cases:
+
+* `save_steps` must save exactly every so many steps, and the previous checkpoint is not on disk.
+* A listener's `after_save` must find the checkpoint on disk.
+* A checkpoint after every run must be on disk when the run returns.
+
+In any other session, a CheckpointSaverHook behaves exactly like TensorFlow's. The second hook that
+saves in a session does so, too.
 """
 
 from __future__ import annotations
@@ -39,7 +45,10 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
     _controller: MonitoredController | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Writes graph files and events; saves the first state unless a checkpoint holds it."""
+        """Write graph files and events, and save the first state if no checkpoint has it yet.
+
+        If the hook has listeners, save it in any case.
+        """
         if self._controller is None:
             super().after_create_session(session, coord)
             return
@@ -51,7 +60,10 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
         self._timer.update_last_triggered_step(self._controller.last_due(step, every))
 
     def _save(self, session: Any, step: Any) -> bool:
-        """Saves, and waits for the disk if a listener needs it; True if one asks for a stop."""
+        """Save the state, and call the listeners. Return True if a listener asks for a stop.
+
+        If a listener has an `after_save`, wait until the checkpoint is on disk.
+        """
         if self._controller is None:
             return bool(super()._save(session, step))
         if self._listeners:
@@ -81,7 +93,10 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
 
 
 class SummarySaverHook(tf_hooks.SummarySaverHook):
-    """TensorFlow's SummarySaverHook, except that a missing feed never makes a run fail."""
+    """TensorFlow's SummarySaverHook, except that it waits for a run that feeds its summaries.
+
+    TensorFlow's hook makes a run fail if a placeholder of the summaries is not fed.
+    """
 
     _request_summary: bool
     _needed: frozenset[str] | None = None  # placeholders of the summaries
@@ -89,14 +104,14 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     _has_reported = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Starts over, also after a recovery: the first run has summaries."""
+        """Start over, also after a recovery. The first run computes summaries."""
         self._next_step = None
         self._timer.reset()
         self._known = {}
         self._needed = _placeholders_above(self._get_summary_op() or [], frozenset())
 
     def before_run(self, run_context: Any) -> Any:
-        """Requests summaries that are due, if this run feeds what they need."""
+        """Request summaries that are due, if this run feeds what they need."""
         request = super().before_run(run_context)
         if self._request_summary and self._needed and not self._is_fed(run_context):
             self._request_summary = False
@@ -107,9 +122,10 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
         return request
 
     def _is_fed(self, run_context: Any) -> bool:
-        """Whether this run feeds each placeholder of the summaries.
+        """Return whether this run feeds each placeholder of the summaries.
 
-        A placeholder that the run itself needs counts as fed: some hook feeds it.
+        A placeholder that the program's own fetches need counts as fed, because a hook must feed it
+        if the program does not.
         """
         graph, args = run_context.session.graph, run_context.original_args
         known = elements_of(graph, args.fetches, args.feed_dict)
@@ -124,9 +140,9 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
 
 
 def _placeholders_above(elements: Any, fed: frozenset[str]) -> frozenset[str]:
-    """Names of the placeholders that a run of `elements` needs a feed for.
+    """Return the names of the placeholders that must be fed for a run of `elements`.
 
-    Placeholders with a default, and those in `fed`, are left out.
+    Placeholders with a default, and placeholders in `fed`, are left out.
     """
     return frozenset(op.name for op in needed_ops(elements, fed) if op.type == "Placeholder")
 
@@ -135,17 +151,18 @@ class StepCounterHook(tf_hooks.StepCounterHook):
     """tf.compat.v1.train.StepCounterHook, except that a rate never spans a recovery."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Restarts the count: steps may have gone back, and recovery takes time without steps."""
+        """Restart the count. After a recovery steps may go back, and recovery itself takes time."""
         self._timer.reset()
         self._last_global_step = None
 
 
 class SessionWriters:
-    """Event files of one monitored session, placed where hooks look for writers.
+    """The event writers of one monitored session, put where hooks look for writers.
 
-    TensorFlow's hooks, and many users' hooks, call `SummaryWriterCache.get(directory)`.  From
-    `install_writers` to `close_writers` that call returns a writer to the summary service for each
-    of the session's directories.  Each file gets the graph once.
+    TensorFlow's hooks, and many users' hooks, call `SummaryWriterCache.get(directory)`. Between
+    `install_writers` and `close_writers`, this call returns a SummaryWriter for each of the
+    session's directories. A SummaryWriter sends its events to the summary service. Each event file
+    gets the graph once.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -154,7 +171,11 @@ class SessionWriters:
         self._is_described = False
 
     def install_writers(self, directories: Iterable[Any]) -> None:
-        """Installs a writer for each directory, unless the program has put its own kind there."""
+        """Install a SummaryWriter for each directory.
+
+        Leave out remote directories, and directories for which the program has installed a writer
+        of another class than TensorFlow's.
+        """
         with FileWriterCache._lock:
             for directory in directories:
                 before = FileWriterCache._cache.get(directory)
@@ -165,7 +186,7 @@ class SessionWriters:
                 self._ours[writer].apply()
 
     def describe_graph(self, graph: Any, saver: Any) -> None:
-        """Writes the finalized graph to the files once, even if the session is re-created."""
+        """Write the finalized graph to the files once, even if the session is re-created."""
         if self._is_described or not self._ours:
             return
         self._is_described = True
@@ -178,18 +199,18 @@ class SessionWriters:
             writer.add_meta_graph(described)
 
     def mark_start(self, step: int) -> None:
-        """Marks that the session resumes at `step`, which voids records of later steps."""
+        """Mark that the session resumes at `step`. Records from this step on become void."""
         for writer in self._ours:
             writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.START), step)
 
     def release_hooks(self, hooks: Iterable[Any]) -> None:
-        """Makes hooks that hold one of our writers ask for a new writer when they begin again."""
+        """Make hooks that hold one of our writers ask for another one when they begin again."""
         for hook in hooks:
             if any(writer is getattr(hook, "_summary_writer", None) for writer in self._ours):
                 hook._summary_writer = None
 
     def close_writers(self) -> None:
-        """Writes all events to their files and restores TensorFlow's writers."""
+        """Close the writers, so that all events are in their files, and put TensorFlow's back."""
         with FileWriterCache._lock:
             for patch in self._ours.values():
                 patch.undo()

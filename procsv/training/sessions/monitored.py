@@ -1,7 +1,7 @@
 """MonitoredSession and its family: TensorFlow's classes, on procsv's services.
 
 A program can import this module instead of tensorflow.python.training.monitored_session or
-basic_session_run_hooks: it has all their names, including those with an underscore.  Names that
+basic_session_run_hooks: it has all their names, including those with an underscore. Names that
 procsv does not replace are TensorFlow's own.
 """
 

@@ -1,9 +1,9 @@
 """Control a monitored session: its checkpoints, event files, recoveries and end.
 
 A MonitoredSession makes a controller if one of its hooks saves checkpoints, or under `procsv
-launch`.  The class extends SessionController, which a Supervisor uses as it is.  The controller
-stays when a connection is lost, and gives each new raw session its own TrainingRun.  It never calls
-a hook.
+launch`. When the connection to a server is lost, the MonitoredSession replaces its *raw* session,
+which is TensorFlow's. The controller stays, and gives each raw session a TrainingRun of its own. It
+never calls a hook.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ _USERS_OF_LOGDIR = (
     tf_hooks.SummarySaverHook,
 )
 _PATHS = ("_checkpoint_dir", "_output_dir", "_save_path")
-# Programs expect the first checkpoint to be there once they have their session.  A large one may take
-# longer; then the session opens before it is on disk.
+# Programs expect to find the first checkpoint once they have their session. If the checkpoint takes longer than this,
+# the session opens before the checkpoint is on disk.
 FIRST_SAVE_S_MAX = 5.0
 
 
 def control_session(
     hooks: list[Any], creator: Any, snapshot_secs: SnapshotSecs, final_checkpoint: bool
 ) -> MonitoredController | None:
-    """Returns the controller for a session with these hooks; None if procsv leaves it alone.
+    """Return the controller for a session with these hooks.
 
-    The controller keeps the checkpoints of the hook that saves where the session restores from, or,
-    if there is none, of the first hook that saves at all.  A worker keeps no checkpoints.  Raises
-    UserError under `procsv launch` if the hook's directory is not the run's logdir.
+    Return None if procsv does not control the session: no hook saves, and there is no launched run
+    or it already trains. The controller keeps the checkpoints of one hook: the hook that saves into
+    the directory from which the session restores, or else the first hook that saves. A worker keeps
+    no checkpoints. Raise UserError if the launched run cannot use the hook's directory.
     """
     launched, hook = current(), None
     if not isinstance(creator, tf_monitored.WorkerSessionCreator):
@@ -85,9 +86,10 @@ def control_session(
 
 
 def _keep_within(users: list[Any], logdir: str) -> None:
-    """Redirects all paths of `users` into `logdir`.
+    """Redirect all paths of `users` into `logdir`.
 
-    A path outside does not belong to this run; it moves to a subdirectory with the same last name.
+    A path outside `logdir` does not belong to this run. It becomes a subdirectory of `logdir` with
+    the same last name.
     """
     for user, name in itertools.product(users, _PATHS):
         path = getattr(user, name, None)
@@ -118,7 +120,10 @@ class MonitoredController(SessionController):
         snapshot_secs: SnapshotSecs,
         final_checkpoint: bool,
     ) -> None:
-        """`hook` is the one whose checkpoints are kept; None if only progress is watched."""
+        """Prepare for a session. `hook` saves the checkpoints that the run keeps.
+
+        Without a hook, procsv only watches the session's progress.
+        """
         super().__init__(runtime, final_checkpoint)
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
@@ -136,7 +141,10 @@ class MonitoredController(SessionController):
 
     # -- start -------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any], creator: Any) -> None:
-        """Installs our event writers where the hooks look for them; call it before they begin."""
+        """Install procsv's event writers where the hooks look for event writers.
+
+        Call this before the hooks begin.
+        """
         self._hooks = hooks
         if self._hook is not None:
             self._hook._controller = self
@@ -148,7 +156,11 @@ class MonitoredController(SessionController):
         self._writers.install_writers(dict.fromkeys(d for d in directories if d))
 
     def prepare_session(self, creator: Any) -> None:
-        """Enters the run before each session; a chief then restores from the checkpoint service."""
+        """Connect to the run. Call this before each raw session is made.
+
+        For a chief, also install a session manager. If the session restores from the directory
+        whose checkpoints are kept, this manager restores the run's newest state.
+        """
         restores = isinstance(creator, tf_monitored.ChiefSessionCreator)
         self._is_worker = isinstance(creator, tf_monitored.WorkerSessionCreator)
         if restores:
@@ -167,7 +179,7 @@ class MonitoredController(SessionController):
 
     @contextlib.contextmanager
     def waiting(self, creator: Any) -> Iterator[None]:
-        """Suspends hang detection while a worker waits for its chief to make the session."""
+        """Suspend hang detection while a worker waits for its chief to make the session."""
         if not isinstance(creator, tf_monitored.WorkerSessionCreator):
             yield
             return
@@ -176,7 +188,7 @@ class MonitoredController(SessionController):
             self.runtime.heartbeat.enter_phase(Phase.COMPILE)
 
     def _introduce(self, graph: Any) -> None:
-        """Decides once how to keep the checkpoints of the finalized `graph`; tells the service."""
+        """Decide once how to keep the checkpoints of the finalized `graph`. Tell the service."""
         step, hook = tf1.train.get_global_step(graph), self._hook
         if self.config is None and hook is None:
             self.configure(SaveConfig(saver=None, global_step=step), None)
@@ -189,7 +201,7 @@ class MonitoredController(SessionController):
         self.introduce_plan()
 
     def watch_session(self, session: Any, coord: Any) -> None:
-        """Starts to look after a new session whose state is in place."""
+        """Start the TrainingRun of a new raw session whose state is in place."""
         self._introduce(session.graph)
         self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
         is_recreated = self._reason != "start"
@@ -219,16 +231,17 @@ class MonitoredController(SessionController):
         return BY_CHIEF if self._is_worker else super()._origin()
 
     def _is_first_of_worker(self) -> bool:
-        """Whether this worker starts for the first time in this run.
+        """Return whether this is a worker that starts for the first time in this run.
 
-        It then continues from its chief's steps, and voids no step in the event files.
+        Such a worker continues from its chief's steps, so no step in its event files is void.
         """
         return self._is_worker and self.runtime.connection.start.incarnation == 1
 
     def _go_on_counting(self) -> None:
-        """Makes hooks count steps as if this process had made all of them itself.
+        """Make hooks count steps from where this session begins in an uninterrupted run.
 
-        Earlier attempts have made steps of this session, and of the sessions before it.
+        Earlier attempts have made steps of this session, and of the sessions before it. Without
+        this change, the hooks would count from the step at which this attempt resumes.
         """
         begins_at = self.runtime.planned_step
         if begins_at is None:
@@ -242,16 +255,20 @@ class MonitoredController(SessionController):
                 set_last_step(hook, begins_at + hook._num_steps)
 
     def begin_training(self, graph: Any) -> None:
-        """Marks the start of training: the hooks have seen the new session."""
+        """Note that training starts: all hooks have the new session.
+
+        Write the graph to the event files, and report at which step a hook will end the training.
+        The chief writes the graph for its workers.
+        """
         if not self._is_worker:  # the chief describes the graph for its workers
             self._writers.describe_graph(graph, None)
         self._reason = "periodic"
         self.runtime.expect_steps(min(self._last_steps(), default=NO_STEP))
 
     def is_at_the_end(self) -> bool:
-        """Whether the program resumes at the last step of its StopAtStepHook.
+        """Return whether the program resumes at the last step of its StopAtStepHook.
 
-        TensorFlow's hook would run one more step.
+        Then nothing is left to train, but TensorFlow's hook would let one more step run.
         """
         step = self._resumed_at
         ends = [] if step is None else [last for last in self._last_steps() if step >= last]
@@ -263,24 +280,27 @@ class MonitoredController(SessionController):
         return True
 
     def _last_steps(self) -> list[int]:
-        """The last steps that the StopAtStepHooks know so far."""
+        """Return the last step of each StopAtStepHook that knows its last step yet."""
         stops = [hook._last_step for hook in self._hooks if isinstance(hook, tf_hooks.StopAtStepHook)]
         return [int(last) for last in stops if last is not None]
 
     # -- for the hook ------------------------------------------------------------------------------
     def describe_graph(self, graph: Any, saver: Any, has_text: bool) -> None:
-        """Writes the graph's events and has graph.pbtxt written, once, when the graph is final."""
+        """Write the final graph's events, once. If `has_text`, have graph.pbtxt written, too."""
         self._writers.describe_graph(graph, saver)
         if has_text:
             self.lay_graph_text(graph, self._logdir)
 
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
-        """Saves the state at the end of this call, or the present state with `at_once`.
+        """Save the state at the end of the training thread's present call.
 
-        `exactly`: save this very step, which may wait for the previous checkpoint; otherwise a
-        later step will do if no slot is free.  `waits`: return only when the checkpoint is on disk
-        or has failed.  The first checkpoint of a session is awaited for a while; the last one is
-        awaited at the end of the session.
+        With `at_once`, or outside a call, save the present state. With `exactly`, save the state of
+        this very step, even if that means to wait for the previous checkpoint. Without `exactly`, a
+        later step is saved if no slot is free now. With `waits`, the call ends only when the
+        checkpoint is on disk or has failed.
+
+        This waits up to FIRST_SAVE_S_MAX for the first checkpoint of a session. The end of the
+        session waits for the last one.
         """
         assert self.training is not None
         assert self.training.snapshots is not None
@@ -297,7 +317,10 @@ class MonitoredController(SessionController):
                 snapshots.wait_settled(record, FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
-        """Saves the state now; True once it is durable, False if that failed and was logged."""
+        """Save the present state. Return True once it is on disk, or False if that failed.
+
+        A failure is already logged.
+        """
         assert self.training is not None
         assert self.training.snapshots is not None
         snapshots, self.saved_step = self.training.snapshots, step
@@ -308,23 +331,27 @@ class MonitoredController(SessionController):
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     def last_due(self, step: int, every: int | None) -> int:
-        """Returns the last step up to `step` at which a save was due; one is due per `every` steps.
+        """Return the last step up to `step` at which a save was due.
 
-        The session may have resumed at `step` from a snapshot between two saves.
+        A save is due every `every` steps. The session may have resumed at `step`, from a snapshot
+        between two saves. If `every` is None or the session's first step is unknown, return `step`.
         """
         begins_at = self._begins_at
         return step if not every or not 0 <= begins_at <= step else step - (step - begins_at) % every
 
     # -- events ------------------------------------------------------------------------------------
     def note_lost_session(self, error: Exception) -> None:
-        """Records that a server, and with it the session, is lost; another session follows."""
+        """Record that a server is lost, and the session with it. Another session follows.
+
+        Do nothing if the session has not trained yet.
+        """
         if self.training is None or not self.training.is_ready:
             return  # not trained yet: still starting, or still recovering from the previous loss
         self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.heartbeat.step)
         self.runtime.connection.note_entry(SessionLost(error=f"{type(error).__name__}: {error}", step=self._lost.step))
 
     def pause_recovery(self, seconds: float) -> None:
-        """Pauses between two attempts to make a session; SystemExit if a stop is requested."""
+        """Pause before the next try to make a session. Raise SystemExit if a stop is requested."""
         stop = threading.Event()
 
         def on_stop(reason: Reason) -> None:
@@ -340,11 +367,15 @@ class MonitoredController(SessionController):
 
     # -- end ---------------------------------------------------------------------------------------
     def mark_final(self) -> None:
-        """Marks the end of training: what the hooks save from here on is the last state."""
+        """Note that training has ended: what the hooks save from here on is the last state."""
         self._reason = "final"
 
     def save_at_end(self, error: type[BaseException] | None) -> None:
-        """Makes a last checkpoint durable, whatever ended training, unless the model diverged."""
+        """Save a last checkpoint, and wait until it is on disk.
+
+        `error` is the type of the error that ended training, if any. After an error, save only if
+        `final_checkpoint` asks for it. Never save a model that has diverged.
+        """
         training = self.training
         if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):
             return
@@ -356,7 +387,7 @@ class MonitoredController(SessionController):
         training.wait_asked(training.final_save_s())
 
     def close_controller(self) -> None:
-        """Cleans up after the monitored session, no matter what ended it."""
+        """Clean up after the monitored session, no matter what ended it."""
         self.end_session()
         self.coord = None
         if self._hook is not None:

@@ -1,8 +1,8 @@
-"""MonitoredSession and SingularMonitoredSession.
+"""Provide MonitoredSession and SingularMonitoredSession.
 
-Programs and MonitoredTrainingSession use them; after `procsv.install()` they replace TensorFlow's.
-Call order, layers and errors are TensorFlow's.  monitored_controller.py looks after a session whose
-hooks save checkpoints.
+Programs and MonitoredTrainingSession use them. After `procsv.install()` they replace TensorFlow's
+classes. The order of calls, the layers and the errors are TensorFlow's. A session gets a
+MonitoredController if a hook saves its checkpoints, or if it trains under `procsv launch`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # these alone end a `w
 
 
 class CoordinatedSessionCreator(tf_monitored.SessionCreator):
-    """Makes a session, starts its threads and shows it to the hooks; closes it on failure."""
+    """Makes a session, starts its threads and passes it to the hooks.
+
+    If one of these fails, it closes the session.
+    """
 
     def __init__(
         self, creator: Any, hooks: list[Any], stop_grace_period_secs: float, controller: MonitoredController | None
@@ -43,7 +46,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
         self.tf_sess: Any = None
 
     def create_session(self) -> Any:
-        """Makes the new session and wraps it with its coordinator and hooks."""
+        """Make a new session, and wrap it in the layers for its coordinator and hooks."""
         controller, creator = self._controller, self._session_creator
         with contextlib.ExitStack() as around:
             if hasattr(creator, "_master"):
@@ -73,7 +76,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
         return _CoordinatedSession(hooked, coord, self._stop_grace_period_secs, *before_close)
 
     def _drop(self) -> None:
-        """Closes what was opened and swallows further errors: the caller raises the first one."""
+        """Close what was opened. Suppress further errors, because the caller raises the first."""
         if self._controller is not None:
             self._controller.end_session()
         self.coord.request_stop()
@@ -85,7 +88,7 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
 
 
 class Monitored:
-    """The shared part of both session kinds; comes before TensorFlow's class among the bases."""
+    """What both kinds of sessions share. List it before TensorFlow's class among the bases."""
 
     _CoordinatedSessionCreator = CoordinatedSessionCreator
 
@@ -138,7 +141,7 @@ class Monitored:
             raise
 
     def run_step_fn(self, step_fn: Any) -> Any:
-        """Calls `step_fn(step_context)`; raises ValueError if `step_fn` takes other arguments."""
+        """Call `step_fn(step_context)`. Raise ValueError if `step_fn` takes other arguments."""
         try:
             return super().run_step_fn(step_fn)  # type: ignore[misc]  # TensorFlow's
         except SILENT_ENDS as error:
@@ -201,7 +204,7 @@ class Monitored:
 
 
 def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
-    """Describes an error that no run raised, with the place where it was raised."""
+    """Describe an error that no run raised, with the place where it was raised."""
     frames = traceback.extract_tb(trace)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
     return f"{type(error).__name__}({error}) raised at {where}, not by a run of the session"
@@ -210,17 +213,18 @@ def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
 class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
     """A session that handles initialization, recovery and hooks.
 
-    It extends `tf.compat.v1.train.MonitoredSession` with two arguments.  They take effect if a hook
+    It extends `tf.compat.v1.train.MonitoredSession` with two arguments. They take effect if a hook
     is a CheckpointSaverHook:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory.  A crash costs the training since the
-            last one.  By default `procsv launch --snapshot-secs` decides.  "auto" spaces them so
-            that they cost at most 1 % of the training time.  None: only with each checkpoint.
-        final_checkpoint: Whether every end of the session, also by an error, leaves a checkpoint of
-            the last state.  A call that failed may have made half a step; the checkpoint is then
-            the newest snapshot.  False: only the hooks save at the end, and TensorFlow calls them
-            only if there was no error.
+        snapshot_secs: Seconds between snapshots in memory. A crash costs the training since the
+            last snapshot. By default `procsv launch --snapshot-secs` decides. "auto": as often as
+            possible while snapshots cost at most 1 % of the training time. None: a snapshot only
+            for each checkpoint.
+        final_checkpoint: Whether every end of the session, also an error, leaves a checkpoint of
+            the last state. A call that failed may have made half a step. Then the checkpoint is
+            made from the newest snapshot. False: only the hooks save at the end, and TensorFlow
+            calls them only if there was no error.
     """
 
     def __init__(
@@ -238,7 +242,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
     """A chief's session that does not recover from lost connections, and has `raw_session()`.
 
-    It extends `tf.compat.v1.train.SingularMonitoredSession`.  It takes the same keyword-only
+    It extends `tf.compat.v1.train.SingularMonitoredSession`. It takes the same keyword-only
     arguments as MonitoredSession.
     """
 

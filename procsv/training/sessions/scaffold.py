@@ -1,7 +1,8 @@
-"""Scaffold and session creators: TensorFlow's, with clear errors and patient workers.
+"""Provide TensorFlow's Scaffold and session creators, with clearer errors and more patient workers.
 
-Programs and monitored sessions use them.  They know nothing about services: monitored_controller.py
-gives a chief a session manager, and that decides where the state comes from.
+Programs and monitored sessions use these classes, which know nothing of procsv's services.
+monitored_controller.py gives a chief's creator a session manager, and the session manager decides
+where the state comes from.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from procsv.training.sessions.session_manager import SessionManager
 
 tf1 = tf.compat.v1
 
-RECOVERY_WAIT_SECS = 30  # the longest pause between two checks of a worker, as in TensorFlow
+RECOVERY_WAIT_SECS = 30  # a worker checks at least this often whether the model is ready, as in TensorFlow
 
 SessionCreator = tf_monitored.SessionCreator
 
@@ -26,7 +27,10 @@ class Scaffold(tf_monitored.Scaffold):
     _finalized: Any = None  # the graph that `finalize` last finished
 
     def finalize(self) -> Any:
-        """Creates what is missing, finalizes the graph; RuntimeError on an ambiguous collection."""
+        """Create the ops that are missing, and finalize the graph.
+
+        Raise RuntimeError if a collection has several candidates for an op.
+        """
         graph = tf1.get_default_graph()
         if graph is self._finalized and graph.finalized:
             return self
@@ -46,7 +50,10 @@ class Scaffold(tf_monitored.Scaffold):
 
     @staticmethod
     def get_or_default(arg_name: str, collection_key: str, default_constructor: Any) -> Any:
-        """Returns the one item of a collection, or adds a new one and returns it."""
+        """Return the item of a collection. If the collection is empty, add a new item first.
+
+        Raise RuntimeError if it has several items.
+        """
         _check_unambiguous(arg_name, collection_key)
         return _get_or_default(arg_name, collection_key, default_constructor)
 
@@ -63,7 +70,7 @@ def _check_unambiguous(name: str, key: str) -> None:
 
 
 def session_manager(scaffold: Any, graph: Any) -> SessionManager:
-    """Makes the session manager for a finalized scaffold."""
+    """Make the session manager for a finalized scaffold."""
     return SessionManager(
         local_init_op=scaffold.local_init_op,
         local_init_feed_dict=scaffold.local_init_feed_dict,
@@ -89,7 +96,10 @@ class ChiefSessionCreator(tf_monitored.ChiefSessionCreator):
 
 
 class WorkerSessionCreator(tf_monitored.WorkerSessionCreator):
-    """A WorkerSessionCreator that checks often at first and gives up only after `max_wait_secs`."""
+    """A WorkerSessionCreator that checks often at first whether the chief's model is ready.
+
+    It gives up after `max_wait_secs`, and not one period earlier as TensorFlow's does.
+    """
 
     def __init__(
         self, scaffold: Any = None, master: Any = "", config: Any = None, max_wait_secs: float = 30 * 60

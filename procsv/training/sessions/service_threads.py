@@ -1,10 +1,10 @@
-"""Service threads of the Supervisor: summaries, step counter, snapshots and `loop` callbacks.
+"""Run the Supervisor's threads: summaries, step counter, snapshots and `loop` callbacks.
 
-They are TensorFlow's own threads with repairs.  They work in the supervisor's graph, because new
-threads of a plain TensorFlow 2 program are in eager mode.  They keep time by the monotonic clock,
-without bursts after a late call.  A summary that needs input is computed by a training step, so it
-takes no batch of its own unless no step can compute it.  If its input is missing or has ended, that
-is reported and does not end the training.
+These are TensorFlow's threads with repairs. They work in the supervisor's graph, because new
+threads of a plain TensorFlow 2 program are in eager mode. They keep time by the monotonic clock,
+and skip the calls that a late call has delayed. A training step computes a summary that needs
+input, so that the summary takes no batch of its own. If no step can compute it, the summary op runs
+by itself. If its input is then missing or has ended, the thread logs this, and training goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = tf1.logging
 REPORTS_MAX = 10  # lines that a repeating report may log
 SESSION_CHECK_S = 1.0  # how often a waiting service checks whether another session has replaced its own
 PIGGYBACK_POLL_S = 0.05  # how often a due summary checks whether a training step has computed it
-# If no run has computed a due summary after so many seconds and so many runs, it is run by itself.
+# If no run has computed a due summary after this many seconds and this many runs, the summary op runs by itself.
 PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20
 
 
 class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A LooperThread that works in a graph and keeps monotonic time; it skips missed ticks."""
+    """A LooperThread that works in a graph, keeps time by `clock`, and skips missed calls."""
 
     def __init__(self, coord: Any, graph: Any, clock: Clock, interval_s: float | None, **target: Any) -> None:
         super().__init__(coord, interval_s, **target)
@@ -61,7 +61,7 @@ class TimedThread(tf1.train.LooperThread):  # type: ignore[name-defined]  # tens
 
 
 class ServiceThread(TimedThread):
-    """A service of one session; it ends at the stop, or when another session replaces its own."""
+    """A thread that serves one session. It ends at the stop, or when another session follows."""
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
         self._controller: SessionController = supervisor._controller
@@ -81,14 +81,14 @@ class ServiceThread(TimedThread):
 
 
 def read_step(session: Any, global_step: Any) -> int:
-    """Reads the global step as an int, for any rank ([] or [1]) and in any thread mode."""
+    """Read the global step, of shape [] or [1], as an int. The thread may be in eager mode."""
     return int(np.asarray(session.run(global_step)).reshape(()))
 
 
 class SVSummaryThread(ServiceThread):
     """Computes the summary op every `save_summaries_secs`.
 
-    If the op needs input, a training step computes it.
+    If the op would consume input, a training step computes it, when one can.
     """
 
     def __init__(self, supervisor: Any, session: Any, training: TrainingRun) -> None:
@@ -102,7 +102,10 @@ class SVSummaryThread(ServiceThread):
             self._run_alone()
 
     def _run_along(self) -> bool:
-        """Makes a training step compute the summary; False if no step does."""
+        """Have a training step compute the summary.
+
+        Return False if no step has computed it after PIGGYBACK_S_MIN and PIGGYBACK_RUNS_MIN.
+        """
         boundary, clock = self._training.boundary, self._clock
         pending_fetch = PendingFetch(self._piggyback, self._training.read_step)
         from_s, from_runs = clock.monotonic(), boundary.runs + boundary.elsewhere
@@ -180,7 +183,7 @@ class SVStepCounterThread(ServiceThread):
 
 
 class SVTimerCheckpointThread(ServiceThread):
-    """Has snapshots taken at their cadence until the stop; the checkpoint service saves them."""
+    """Starts the periodic snapshots, and ends them at the stop."""
 
     def run(self) -> None:
         snapshots = self._training.snapshots
@@ -192,7 +195,7 @@ class SVTimerCheckpointThread(ServiceThread):
 
 
 def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list[ServiceThread]:
-    """Starts the services that `supervisor` is set up for, in TensorFlow's order."""
+    """Start the threads that `supervisor` is set up for, in TensorFlow's order. Return them."""
     kinds: list[type[ServiceThread]] = []
     if supervisor.save_summaries_secs and supervisor.summary_writer:
         if supervisor.summary_op is not None:
@@ -202,7 +205,7 @@ def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list
     if training.snapshots is not None and supervisor.save_model_secs:
         kinds.append(SVTimerCheckpointThread)
     else:
-        # The program saves by itself.  Snapshots become files only at a crash and at the end.
+        # The program saves by itself. A snapshot becomes a checkpoint only after a crash, and at the end.
         supervisor._controller.start_cadence(training, supervisor.save_summaries_secs)
     threads = [kind(supervisor, session, training) for kind in kinds]
     for thread in threads:

@@ -1,9 +1,10 @@
 """Control training sessions: procsv's side of a Supervisor or of a monitored session.
 
-Each Supervisor and each monitored session that belongs to a run makes a controller;
-monitored_controller.py extends it.  The controller enters the run, introduces the checkpoint plan,
-gives each session its TrainingRun, passes on messages from the services and the watchdog, saves the
-last state, and leaves the run.  It never makes or closes a session.
+A Supervisor that belongs to a run makes a SessionController. A monitored session makes the subclass
+in monitored_controller.py. The controller connects to the run, and tells the checkpoint service how
+to name and keep checkpoints (the *plan*). It gives each session a TrainingRun, which takes the
+session's snapshots. It records checkpoints that are on disk and passes on stop requests. At the end
+it saves the last state and leaves the run. It never makes or closes a session.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SessionController:
         self.runtime = runtime
         self.config: SaveConfig | None = None
         self.training: TrainingRun | None = None  # of the session that trains now
-        self.manager: SessionManager | None = None  # set if it restores the run's newest state
+        self.manager: SessionManager | None = None  # the session manager that restores the run's newest state
         self.coord: Any = None  # stopped when the process is asked to stop
         self.writer: Any = None  # writes the events that record checkpoints
         self.has_servers = False  # the session's state may lie in other processes
@@ -60,13 +61,17 @@ class SessionController:
 
     # -- start -------------------------------------------------------------------------------------
     def configure(self, config: SaveConfig, save_path: str | None) -> None:
-        """Decides once how to keep checkpoints, and coordinates the program's own Saver calls."""
+        """Set how to keep checkpoints, once.
+
+        If `save_path` is given, also prepare to coordinate the program's own calls of its Saver
+        with the checkpoint service.
+        """
         self.config = config
         if isinstance(config.saver, tf1.train.Saver) and save_path is not None:
             self._user_saves = UserSaves(config.saver, save_path, self.runtime)
 
     def enter_run(self) -> None:
-        """Connects to the run and listens for stop requests, unless it already does."""
+        """Connect to the run and listen for stop requests, if not yet connected."""
         if not self.is_in_run:
             self.runtime.acquire_run()
             self.is_in_run = True
@@ -74,7 +79,10 @@ class SessionController:
             self.runtime.stops.add_listener(self._on_stop)
 
     def introduce_plan(self) -> None:
-        """Tells the checkpoint service the plan, if there is one, and starts the message flow."""
+        """Send the plan to the checkpoint service, if there is a plan, and start the message flow.
+
+        From here on, the program's own calls of its Saver are coordinated with the service.
+        """
         if self._user_saves is not None:
             self._user_saves.patch.apply()
         if self.config is not None and self.has_plan and not self._is_introduced:
@@ -83,9 +91,10 @@ class SessionController:
         self.runtime.connection.start_link()
 
     def start_session(self, session: Any, saves: bool = True, lost: Lost | None = None) -> TrainingRun:
-        """Starts to look after `session`, whose state is in place, and ends the previous one.
+        """Start the TrainingRun of `session`, whose state is in place, and end the previous one.
 
-        `saves`: whether to take snapshots of it.  `lost`: the session that it replaces, if any.
+        If `saves`, take snapshots of the session. `lost` describes the lost session that this
+        session replaces, if any.
         """
         assert self.config is not None
         self.end_session()
@@ -102,11 +111,14 @@ class SessionController:
         return training
 
     def _origin(self) -> Origin:
-        """Where the new session's state came from."""
+        """Return where the new session's state came from; FRESH if it was not restored."""
         return (self.manager.origin if self.manager is not None else None) or FRESH
 
     def start_cadence(self, training: TrainingRun, every_s: float | None) -> None:
-        """Starts snapshots at their cadence, and writes their cost as scalars every `every_s`."""
+        """Start the periodic snapshots.
+
+        Write their interval and cost as scalars every `every_s` seconds; None or 0: never.
+        """
         clock, writer, written_s = self.runtime.clock, self.writer, self.runtime.clock.monotonic()
 
         def write_scalars(told: Snapshots) -> None:
@@ -125,20 +137,20 @@ class SessionController:
             training.snapshots.start_cadence(write_scalars)
 
     def mark_attempt(self, first_step: int) -> None:
-        """Records the attempt at the step where it resumes; call it after the START record."""
+        """Mark the attempt at the step where it resumes. Call this after the START record."""
         mark = mark_attempt(self.runtime, first_step) if self.writer else None
         if mark is not None:
             self.writer.add_summary(mark, first_step)
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
-        """Has graph.pbtxt written once; call it when the graph is final."""
+        """Have graph.pbtxt written once. Call this when the graph is final."""
         if not self._is_text_laid:
             lay_graph_text(self.runtime, graph, logdir)
             self._is_text_laid = True
 
     # -- events ------------------------------------------------------------------------------------
     def _on_durable(self, news: Durable) -> None:
-        """Records a checkpoint that is on disk in the Saver's own list and in the event file."""
+        """Record a checkpoint, now on disk, in the Saver's own list and in the event file."""
         config = self.config
         assert config is not None
         if config.plan is None:
@@ -163,7 +175,12 @@ class SessionController:
 
     # -- end ---------------------------------------------------------------------------------------
     def save_last_state(self, saved_step: int = NOT_SAVED) -> int:
-        """Saves the last state unless it is step `saved_step`; returns the step saved by then."""
+        """Save the last state, unless its step is `saved_step`.
+
+        Return the step of the newest saved state: the last step if it was saved, otherwise
+        `saved_step`. If a failed call may have made half a step, save nothing and wait until the
+        newest snapshot that was requested is on disk.
+        """
         training = self.training
         if training is None or training.snapshots is None or not self._final_checkpoint:
             return saved_step
@@ -197,7 +214,10 @@ class SessionController:
         return call_within(training.read_step, READ_S_MAX, "reading the last step")
 
     def finish_session(self) -> None:
-        """Saves the last state and ends the session if the program has not."""
+        """Save the last state and end the session, if the program has not done so.
+
+        If another thread stays in a call of the session for CALL_S_MAX, only warn.
+        """
         self.let_close()  # the session may be closing right now
         if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
             log.warning(
@@ -209,12 +229,12 @@ class SessionController:
         self.end_session()
 
     def watch_close(self, session: Any) -> None:
-        """Saves the last state if the program closes `session` before it ends its supervisor."""
+        """Save the last state if the program closes `session` before it ends its supervisor."""
         self._closed_by_program = session
         call_at_close(session, self._on_close)
 
     def let_close(self) -> None:
-        """Stops watching for a close: the caller ends the session itself."""
+        """Let the program close the session without a save: the caller ends the session itself."""
         session, self._closed_by_program = self._closed_by_program, None
         call_at_close(session, None)
 
@@ -224,14 +244,14 @@ class SessionController:
             self.runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_session(self) -> None:
-        """Releases the session, which is about to be closed; procsv no longer touches it."""
+        """Release the session, which is about to be closed; procsv no longer touches it."""
         self.let_close()
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
 
     def leave_run(self) -> None:
-        """Disconnects from the run and restores TensorFlow's Saver and session manager."""
+        """Disconnect from the run, and undo the changes to the Saver and the session manager."""
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False

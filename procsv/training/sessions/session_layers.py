@@ -1,11 +1,12 @@
-"""Layers of a monitored session around its raw one: TensorFlow's, repaired.
+"""Wrap TensorFlow's session in the layers of a monitored session, as TensorFlow does, with repairs.
 
     _RecoverableSession   makes a new session after AbortedError or UnavailableError
     _CoordinatedSession   stops and joins the threads when it is closed
     _HookedSession        calls the hooks around each run
 
-MonitoredSession builds them.  A call with all its hooks counts as one call of the training thread,
-with the boundary at its end, so a hook's work after a step belongs to that step's snapshot.
+MonitoredSession builds these layers around the *raw* session. A run and its hooks count as one call
+of the training thread. The step boundary is at the end of this call, so the snapshot of a step
+includes what the hooks do after the step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 PREEMPTION_ERRORS = (tf.errors.AbortedError, tf.errors.UnavailableError)
-PAUSE_S_MIN = 0.1  # before the second attempt in a row; the first starts immediately
+PAUSE_S_MIN = 0.1  # the pause before the second of several tries; the first try starts immediately
 PAUSE_S_MAX = 30.0
 
 LAYERS = ("_HookedSession", "_CoordinatedSession", "_RecoverableSession")  # their names in TensorFlow's module, too
@@ -33,7 +34,7 @@ def _boundary_of(session: Any) -> Any:
 
 
 class _HookedSession(tf_monitored._HookedSession):
-    """Runs with hooks; each run with its hooks is one call."""
+    """Calls the hooks around each run. The run and its hooks are one call for the boundary."""
 
     _should_stop: bool
 
@@ -44,7 +45,10 @@ class _HookedSession(tf_monitored._HookedSession):
         return boundary.pass_call(self._run, (fetches, feed_dict, options, run_metadata))
 
     def _run(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """Runs like TensorFlow's, but encodes options and metadata only if they are wanted."""
+        """Run as TensorFlow's class does, but pass options and metadata only if they are wanted.
+
+        The caller or a hook may want them. Encoding them in every run would cost time.
+        """
         if self.should_stop():
             raise RuntimeError("Run called even after should_stop requested.")
         context = SessionRunContext(original_args=SessionRunArgs(fetches, feed_dict), session=self._sess)
@@ -90,7 +94,10 @@ class _CoordinatedSession(tf_monitored._CoordinatedSession):
 
 
 class _RecoverableSession(tf_monitored._RecoverableSession):
-    """Recovers without a time limit, with pauses up to PAUSE_S_MAX; logs a line per attempt."""
+    """Makes new sessions until one works, without a limit of time.
+
+    It pauses up to PAUSE_S_MAX between two tries, and logs a line for each try.
+    """
 
     _sess: Any
 
@@ -100,9 +107,10 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         wait: Callable[[float], None] | None = None,
         on_lost: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """`wait(seconds)` pauses, and may raise an error to end the attempts.
+        """Make the first session.
 
-        `on_lost` gets the first error of several in a row.
+        `wait(seconds)` pauses between two tries, and may raise an error to end them. `on_lost` gets
+        the error with which a working session was lost, but no errors of the tries after it.
         """
         self._wait = wait or _wait
         self._on_lost = on_lost
@@ -159,9 +167,10 @@ class _RecoverableSession(tf_monitored._RecoverableSession):
         return self._recover("by a step function", run)
 
     def _recover(self, when: str, run: Callable[[bool], Any]) -> Any:
-        """Returns the result of `run(is_new)` in a working session.
+        """Call `run(is_new)` until it succeeds in a working session, and return its result.
 
-        `is_new` says whether the session was made for this call.
+        A lost session is replaced before the next try. `is_new` says whether the session was made
+        during this call.
         """
         is_new = False
         while True:

@@ -1,8 +1,9 @@
-"""Session manager: restores the run's newest state; workers wait less for the chief's model.
+"""Provide SessionManager, which restores the run's newest state for a chief.
 
-The Supervisor and monitored sessions use it by default.  TensorFlow's manager checks whether the
-chief's model is ready only every `recovery_wait_secs` (30 s), so a worker that starts just before
-its chief loses half a minute.  It also gives up one period early.
+It also makes workers wait less for the chief's model. TensorFlow's manager checks only every
+`recovery_wait_secs` (30 s) whether the model is ready, so a worker that starts just before its
+chief loses half a minute. TensorFlow's manager also gives up one period early. The Supervisor and
+monitored sessions use this manager by default.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _server: Any = None
 
 
 def resolve_master(master: Any) -> Any:
-    """Returns the target to open a session on; 'local' means this process's own server.
+    """Return the target to open a session on; 'local' means this process's own server.
 
-    TensorFlow documents 'local', but TensorFlow 2 lacks it.  The server starts with the first use,
-    and lives as long as the process because TensorFlow cannot stop it.
+    TensorFlow documents 'local', but TensorFlow 2 does not support it. The server starts when it is
+    first used. It lives as long as the process, because TensorFlow cannot stop it.
     """
     global _server
     if master != LOCAL:
@@ -50,7 +51,7 @@ def resolve_master(master: Any) -> Any:
 
 
 def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
-    """Restores the newest state into `session`, and the list of checkpoints into `saver`."""
+    """Restore the newest state into `session`, and the list of checkpoints into `saver`."""
     origin = restore_newest(runtime, GraphState(session, saver))
     if origin.source != "fresh":
         saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in origin.listed])
@@ -58,12 +59,13 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 
 
 class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
-    """Lets a chief restore the newest state, from memory or disk; a worker waits for its chief.
+    """Restores the newest state for a chief, and makes a worker wait for its chief.
 
-    A worker checks with growing pauses.
+    The state comes from memory or disk.
+    A worker checks with growing pauses whether the chief's model is ready.
 
-    If the variables are on servers in other processes, they may have survived an earlier chief.
-    Then a chief keeps their values if these are complete and not older than the newest saved state.
+    If servers in other processes hold the variables, the values may have survived an earlier chief.
+    The new chief keeps these values if they are complete and not older than the newest saved state.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,7 +74,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         self.origin: Origin | None = None
 
     def prepare_session(self, master: str, *args: Any, **kwargs: Any) -> Any:
-        """Makes a session with the newest state, a surviving model, or initialized variables."""
+        """Make a session with the newest state, a surviving model, or initialized variables."""
         if not master or not is_elsewhere(self._graph):
             return super().prepare_session(master, *args, **kwargs)
         config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
@@ -89,9 +91,9 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         return session
 
     def _session_on_living(self, master: str, config: Any) -> Any:
-        """Opens a session on the model that survived behind `master`.
+        """Open a session on the model that survived behind `master`.
 
-        Returns None if the model is not ready, or is older than the saved state.
+        Return None if the model is not ready, or is older than the saved state.
         """
         self._target = master
         session = tf1.Session(master, graph=self._graph, config=config)
@@ -156,7 +158,10 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         return session, self.origin.source != "fresh"
 
     def wait_for_session(self, master: str, config: Any = None, max_wait_secs: float | None = float("inf")) -> Any:
-        """Waits for a session whose model is ready; DeadlineExceededError after `max_wait_secs`."""
+        """Wait until the model is ready, and return a session for it.
+
+        Raise DeadlineExceededError after `max_wait_secs`. None means no limit.
+        """
         self._target = master
         limit_s = float("inf") if max_wait_secs is None else max_wait_secs
         deadline_s, pause_s = time.monotonic() + limit_s, min(FIRST_PAUSE_S, self._recovery_wait_secs)
@@ -164,7 +169,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             session = tf1.Session(master, graph=self._graph, config=config)
             try:
                 why_local, why = self._why_not_ready(session)
-                if why_local is None and why is None:  # checked last: a chief clears the mark before it changes values
+                if why_local is None and why is None:  # check the mark last: a chief clears it before it changes values
                     why = self._why_not_whole(master, config)
             except BaseException:
                 self._safe_close(session)
@@ -183,7 +188,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             pause_s = min(PAUSE_FACTOR * pause_s, self._recovery_wait_secs)
 
     def _why_not_whole(self, master: str, config: Any) -> str | None:
-        """Why a model whose variables all have values is still incomplete; None if it is whole."""
+        """Return why a model whose variables all have values is incomplete; None if it is whole."""
         if not master or not is_elsewhere(self._graph):
             return None
         mark = WholeMark(master, self._graph, config)
@@ -193,7 +198,10 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             mark.close()
 
     def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
-        """Results of the two readiness checks; (None, None) if the model is ready."""
+        """Return why the model is not ready for local initialization, and why it is not ready.
+
+        Return (None, None) if the model is ready.
+        """
         is_initialized, why_local = self._try_run_local_init_op(session)
         if not is_initialized:
             return why_local or "not ready", None
@@ -206,21 +214,22 @@ def _pause(seconds: float) -> None:
 
 
 # -- a model that outlives its chief ---------------------------------------------------------------
-# Variables on other processes' servers survive a dead chief, and the workers go on training them.
-# A restarted chief must not overwrite them with an older state.  It cannot rely on "all variables
-# are initialized": its predecessor may have died while it initialized or restored them, and left
-# some old and some new.  So a chief clears the mark before it touches a model, and sets it when the
-# model is whole.  Workers check the mark, too: if one of several servers was lost, the other
-# servers' variables have values while the chief restores all of them.
+# Variables on servers in other processes survive the death of the chief, and the workers go on training them. A
+# restarted chief must not overwrite these variables with an older state. It cannot rely on the check that all variables
+# are initialized: the previous chief may have died while it initialized or restored them, and left some old and some
+# new values. So there is a mark beside the model. A chief clears the mark before it touches the model, and sets it when
+# the model is whole. A kill in between leaves the mark cleared, and the next chief restores the model. Workers check
+# the mark, too. If one of several servers was lost, the variables of the other servers have values while the chief
+# restores all variables.
 NAME = "procsv/model_is_whole"  # shared by all sessions on these servers
 
 
 class WholeMark:
     """Marks whether the model of `graph` behind `master` is whole; release it with `close`.
 
-    The mark is a variable beside the model's first variable, and lives as long as the process that
-    holds both.  A graph and a session of its own access it, so the program's graph, savers and
-    readiness checks do not see it.
+    The mark is a variable on the same device as the model's first variable. It lives as long as the
+    process that holds both. The WholeMark accesses it through a graph and a session of its own, so
+    the program's graph, savers and readiness checks do not see the mark.
     """
 
     def __init__(self, master: str, graph: Any, config: Any) -> None:
@@ -237,9 +246,9 @@ class WholeMark:
         return bool(self._session.run(self._is_there)) and bool(self._session.run(self._value))
 
     def is_cleared(self) -> bool:
-        """Whether a chief is making the model whole, or died while it did.
+        """Return whether a chief is making the model whole, or has died while it did so.
 
-        False if the chief does not use the mark.
+        Return False if there is no mark, because the chief does not use one.
         """
         return bool(self._session.run(self._is_there)) and not bool(self._session.run(self._value))
 
@@ -254,9 +263,10 @@ class WholeMark:
 
 
 def is_elsewhere(graph: Any) -> bool:
-    """Whether variables of `graph` lie in other processes.
+    """Return whether variables of `graph` are in other processes.
 
-    A variable without a job lies where the session is opened: in this process, if it has a server.
+    A variable whose device names no job is where the session is opened. That is this process if it
+    runs a server, and another process if not.
     """
     own = _own_tasks()
     for variable in graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
@@ -267,7 +277,7 @@ def is_elsewhere(graph: Any) -> bool:
 
 
 def _own_tasks() -> set[tuple[str, int]]:
-    """Job and task of this process's servers; TensorFlow keeps no list of them."""
+    """Return job and task of each server in this process. TensorFlow keeps no list of servers."""
     servers = [found.server_def for found in gc.get_objects() if type(found) is server_lib.Server]
     return {(server.job_name, server.task_index) for server in servers}
 

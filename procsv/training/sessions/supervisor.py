@@ -1,10 +1,12 @@
-"""`procsv.Supervisor`: a drop-in for tf.compat.v1.train.Supervisor.
+"""Provide `procsv.Supervisor`, a replacement for tf.compat.v1.train.Supervisor.
 
-A training program uses it under `procsv launch` or without it.  It extends TensorFlow's class and
-keeps the constructor's defaults, the services, the stop and the errors.  It differs in four points:
-checkpoints are snapshots that are taken between two steps and written by the checkpoint service;
-the summary service writes events; a session starts from the newest state in memory or on disk; and
-a session that ends leaves a last checkpoint.
+A program uses it with or without `procsv launch`. It extends TensorFlow's class, and has the same
+defaults, services, stop and errors. Four things differ:
+
+* A checkpoint starts as a snapshot between two steps, and the checkpoint service writes its files.
+* The summary service writes the events.
+* A session starts from the newest state, in memory or on disk.
+* At its end, a session leaves a last checkpoint.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ class Supervisor(tf_supervisor.Supervisor):
     It has all arguments and methods of `tf.compat.v1.train.Supervisor`, and two more arguments:
 
     Args:
-        snapshot_secs: Seconds between snapshots in memory.  A crash costs the training since the
-            last one.  By default `procsv launch --snapshot-secs` decides.  "auto" spaces them so
-            that they cost at most 1 % of the training time, never closer than 0.1 s.  None: only
-            with each checkpoint.
+        snapshot_secs: Seconds between snapshots in memory. A crash costs the training since the
+            last snapshot. By default `procsv launch --snapshot-secs` decides. "auto": as often as
+            possible while snapshots cost at most 1 % of the training time, and at most every 0.1 s.
+            None: a snapshot only for each checkpoint.
         final_checkpoint: Whether the end of a session leaves a checkpoint of its last state.
     """
 
@@ -91,7 +93,10 @@ class Supervisor(tf_supervisor.Supervisor):
             self._controller = self._make_controller(self._runtime, snapshot_secs, final_checkpoint)
 
     def _attach(self, given: dict[str, Any]) -> None:
-        """Finds this supervisor's run and makes a chief's summary writer; modifies `given`."""
+        """Find this supervisor's run, and make the summary writer if this is a chief.
+
+        Set `graph`, `logdir` and `summary_writer` in `given`, the arguments for TensorFlow's class.
+        """
         if given["graph"] is None:
             given["graph"] = tf1.get_default_graph()
         if not given["is_chief"]:
@@ -128,7 +133,7 @@ class Supervisor(tf_supervisor.Supervisor):
         self._session_manager = session_manager
 
     def _default_global_step_tensor(self) -> Any:
-        """Returns the tensor or variable named global_step.
+        """Return the tensor or variable named global_step.
 
         A resource variable's tensor is only a handle, so the variable itself is returned.
         """
@@ -146,7 +151,7 @@ class Supervisor(tf_supervisor.Supervisor):
         max_wait_secs: float = 7200,
         start_standard_services: bool = True,
     ) -> Any:
-        """Returns a session with the newest state, or with initialized variables.
+        """Return a session with the newest state, or with initialized variables.
 
         A task other than the chief waits until the chief has made the model ready.
         """
@@ -181,7 +186,7 @@ class Supervisor(tf_supervisor.Supervisor):
         return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
-        """Writes graph files and events; the summary service writes the graph's text."""
+        """Write graph files and events; the summary service writes the graph's text."""
         if self._controller is None:
             super()._write_graph()
             return
@@ -192,7 +197,11 @@ class Supervisor(tf_supervisor.Supervisor):
             self._graph_added_to_summary = True
 
     def start_standard_services(self, sess: Any) -> Any:
-        """Starts the summary, step counter and checkpoint services; returns their threads."""
+        """Start the threads for summaries, the step counter and checkpoints, and return them.
+
+        Without a logdir, log a warning and return None. Raise RuntimeError in a task that is not
+        the chief.
+        """
         if not self._is_chief:
             raise RuntimeError(
                 "Only chief supervisor can start standard services. Because only chief supervisors can write events."
@@ -225,9 +234,9 @@ class Supervisor(tf_supervisor.Supervisor):
     def loop(
         self, timer_interval_secs: float | None, target: Any, args: Any = None, kwargs: Any = None
     ) -> service_threads.TimedThread:
-        """Starts a thread that calls `target` every `timer_interval_secs` until the stop.
+        """Start a thread that calls `target` every `timer_interval_secs` until the stop.
 
-        With None it calls `target` without a pause.
+        If `timer_interval_secs` is None, the thread calls `target` without pauses.
         """
         clock = SystemClock()
         looper = service_threads.TimedThread(
@@ -237,14 +246,14 @@ class Supervisor(tf_supervisor.Supervisor):
         return looper
 
     def summary_computed(self, sess: Any, summary: Any, global_step: Any = None) -> None:
-        """Writes `summary`, which may be serialized, at `global_step` or the present step."""
+        """Write `summary`, which may be serialized, at `global_step` or the present step."""
         if global_step is None and self._global_step is not None and self._summary_writer:
             global_step = service_threads.read_step(sess, self._global_step)
         super().summary_computed(sess, summary, global_step)
 
     # -- end ---------------------------------------------------------------------------------------
     def stop(self, threads: Any = None, close_summary_writer: bool = True, ignore_live_threads: bool = False) -> None:
-        """Stops services and threads, saves the last state and closes the summary writer.
+        """Stop services and threads, save the last state and close the summary writer.
 
         It does not close the session.
         """
@@ -281,7 +290,7 @@ class Supervisor(tf_supervisor.Supervisor):
         start_standard_services: bool = True,
         close_summary_writer: bool = True,
     ) -> Iterator[Any]:
-        """Opens a session with the newest state, and starts the services.
+        """Open a session with the newest state, and start the services.
 
         At the end of the block it stops the services, saves the last state, closes the session and
         raises the first error that was reported.
@@ -314,7 +323,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 session.close()
 
     def _abandon(self, error: BaseException) -> None:
-        """Releases all resources of a session that could not be opened."""
+        """Release all resources of a session that could not be opened."""
         if self._controller is not None:
             self._controller.runtime.record_failure(error)
             self._controller.end_session()

@@ -1,6 +1,6 @@
-"""MonitoredTrainingSession: a MonitoredSession with the usual hooks for training.
+"""Provide MonitoredTrainingSession, which makes a MonitoredSession with the usual hooks.
 
-Programs call it.  The hooks, their order and their defaults are TensorFlow's.
+Programs call it. The hooks, their order and their defaults are TensorFlow's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ log = tf1.logging
 
 
 class _UseDefault:
-    """The default marker; equal to TensorFlow's, which programs may also pass.
+    """Marks an argument that is not given.
 
-    Unlike TensorFlow's, it prints as `USE_DEFAULT` in signatures.
+    It is equal to TensorFlow's marker, because programs may pass that marker, too.
+    Unlike TensorFlow's marker, it prints as `USE_DEFAULT` in signatures.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -65,9 +66,9 @@ def MonitoredTrainingSession(
     snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     final_checkpoint: bool = True,
 ) -> MonitoredSession:
-    """Returns a MonitoredSession with the usual hooks for training.
+    """Return a MonitoredSession with the usual hooks for training.
 
-    It takes the arguments of `tf.compat.v1.train.MonitoredTrainingSession`.  Under `procsv launch`,
+    It takes the arguments of `tf.compat.v1.train.MonitoredTrainingSession`. Under `procsv launch`,
     a chief without `checkpoint_dir` uses the run's logdir if its graph has a global step.
     `snapshot_secs` and `final_checkpoint` work as in MonitoredSession.
     """
@@ -111,7 +112,10 @@ def MonitoredTrainingSession(
 
 
 def _one_of(steps: Any, secs: Any, default: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Returns steps and seconds, None for the one that is not given; `default` if neither is."""
+    """Return steps and seconds, with None in place of an argument that is not given.
+
+    If neither is given, return `default`.
+    """
     if steps == USE_DEFAULT and secs == USE_DEFAULT:
         return default
     return (None if steps == USE_DEFAULT else steps), (None if secs == USE_DEFAULT else secs)
@@ -146,9 +150,10 @@ def _checkpoint_hooks(directory: Any, every: tuple[Any, Any], scaffold: Any, sav
 
 # -- workers of a distribution strategy ------------------------------------------------------------
 def _elsewhere(context: Any) -> str | None:
-    """The subdirectory for workers that must take part in saving; None if they need not.
+    """Return the subdirectory for what this worker saves; None if it need not save.
 
-    Nobody needs the files that they write there.
+    Under some strategies all workers must take part in saving, although only the chief's files are
+    of use. The files in this subdirectory are ignored.
     """
     if type(context._strategy).__name__ not in _COLLECTIVE:
         return None
@@ -162,7 +167,10 @@ def _place(directory: Any, is_ours: bool, elsewhere: str | None) -> Any:
 
 
 def _fit_for_collectives(context: Any, checkpoints: tuple[Any, Any], summaries: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Makes all workers save at the same steps: otherwise they wait for each other forever."""
+    """Return when to save `checkpoints`, changed so that all workers save at the same steps.
+
+    Workers that save at different steps would wait for each other forever.
+    """
     if _elsewhere(context) is None:
         return checkpoints
     if summaries[1]:
