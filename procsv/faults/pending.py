@@ -1,7 +1,7 @@
-"""Hold the faults that this process must inject into itself (message Inject).
+"""Hold the faults that this process must inject into itself, as the message Inject says.
 
-Used by the loop of a service and by the trainer's link. A fault that lasts some seconds arms a
-failpoint for that time; any other happens at the process's next `moment`.
+A service's loop and the trainer's link use it. A fault that lasts some seconds arms a failpoint for
+that time. Any other fault happens at the process's next `moment`: the next call of that method.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Injected:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a fault happens at the next moment."""
+        """Whether a fault waits for the next call of `moment`."""
         return self._next is not None
 
     def inject(self, body: Inject, now_s: float) -> None:
-        """Start the fault now, or schedule it for the next moment."""
+        """Start a fault that lasts some seconds; keep any other for the next call of `moment`."""
         text = _FAILPOINTS.get(body.action)
         if text is None:
             self._next = body
@@ -50,7 +50,10 @@ class Injected:
             disarm(name)
 
     def moment(self) -> None:
-        """Carry out the pending fault: raise FailpointRaised or SystemExit, or never return."""
+        """Carry out the pending fault; do nothing if there is none.
+
+        A fault raises FailpointRaised or SystemExit, or never returns.
+        """
         body, self._next = self._next, None
         if body is not None:
             carry_out(body.action, body.number)

@@ -53,9 +53,7 @@ TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in 
 
 
 def is_task(target: str) -> bool:
-    """Whether `target` names a task that runs the user's program: the trainer, or one such as
-    worker.1.
-    """
+    """Whether `target` names a task that runs the user's program, such as trainer or worker.1."""
     try:
         return TaskId.parse(target).runs_program
     except ValueError:
@@ -63,16 +61,16 @@ def is_task(target: str) -> bool:
 
 
 def kind_of_target(target: str) -> str:
-    """Return the word of TARGETS that covers `target`."""
+    """Return the word of TARGETS that covers `target`: `trainer` stands for every task."""
     return str(TRAINER) if is_task(target) else target
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
-    It happens `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s`
-    (with `is_random`, at exponentially distributed intervals with that mean). `times` 0: without
-    end.
+    It happens `at_step`, or `after_s` from the start of the launch, or repeatedly: `every_steps`,
+    or `every_s`. With `is_random` the intervals are exponentially distributed around the mean
+    `every_s`. It happens `times` times; 0 means without end.
     """
 
     target: str  # a task, a service, watchdog or logdir
@@ -98,11 +96,11 @@ class PlannedFault(msgspec.Struct, frozen=True):
         return TRAINER if is_own else WATCHDOG
 
     def is_spent(self, done: int) -> bool:
-        """Whether it will not happen again after `done` times."""
+        """Whether it has happened as often as planned, if it has happened `done` times."""
         return 0 < self.times <= done
 
     def due_step(self, done: int) -> int:
-        """The global step at which it is next due."""
+        """The global step of the next time, if it has happened `done` times."""
         return self.at_step if self.at_step >= 0 else self.every_steps * (done + 1)
 
     def __str__(self) -> str:
@@ -172,9 +170,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
-    """Adapt the plan to a run with these tasks; empty for a run of a single trainer.
+    """Return the plan for a run with these tasks. A run with a single trainer passes no tasks.
 
-    A fault for the trainer goes to the task whose state is saved, the first of `tasks`.
+    A fault for `trainer` goes to the task whose state is saved, which is the first of `tasks`.
+    UserError if a fault names a task that the run does not have.
     """
     names = [str(task) for task in tasks] or [str(TRAINER)]
     faults = tuple(_aim(fault, names[0]) for fault in plan.faults)
@@ -189,7 +188,7 @@ def _aim(fault: PlannedFault, chief: str) -> PlannedFault:
 
 
 def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:
-    """Count in the journal how often each fault of `plan` has happened."""
+    """Count in the journal how often each fault has happened; the order is the plan's."""
     if not plan.faults:
         return []
     done = [0] * len(plan.faults)
@@ -212,8 +211,10 @@ def find_fault(journal: Iterable[Line], task: TaskId, incarnation: int, exit: Ex
 
 
 def interval_s(plan: Plan, number: int, done: int) -> float:
-    """Return the seconds between two occurrences of a repeated fault; the same seed gives the same
-    value.
+    """Return the seconds from one occurrence of a repeated fault to the next.
+
+    `number` is the fault's index in the plan, and `done` how often it has happened. The same seed
+    gives the same value.
     """
     fault = plan.faults[number]
     if not fault.is_random:

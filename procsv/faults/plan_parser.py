@@ -38,8 +38,9 @@ _EXAMPLE = "for example 'kill trainer at step 50'"
 def make_plan(
     path: str | None, texts: tuple[str, ...], preempt_every_s: float | None, preempt_grace_s: float, seed: int
 ) -> Plan:
-    """Combine all sources into one plan; UserError says what cannot be parsed. A seed in the file,
-    except 0, overrides `seed`.
+    """Combine all sources into one plan: a file, lines of words, and random preemptions.
+
+    UserError says what cannot be parsed. If the file has a seed other than 0, it overrides `seed`.
     """
     plan = _read_plan(path) if path is not None else Plan()
     faults = [*plan.faults, *(parse_fault(text) for text in texts)]
@@ -147,8 +148,9 @@ def _parse_item(item: object, name: str, text: str) -> PlannedFault:
 
 
 def _line_of(text: str, words: str) -> int:
-    """Return the number of the line that contains `words`, from 1; 1 if they are spelled
-    differently there.
+    """Return the number of the line that contains `words`, counted from 1.
+
+    Returns 1 if the file spells them differently.
     """
     return next((at for at, line in enumerate(text.splitlines(), 1) if words in line), 1)
 
