@@ -1,7 +1,7 @@
 """Judge a drill: what each fault cost, and whether the program survived. Pure.
 
-Used by `procsv drill`. runner.py collects the results that are judged here. What a fault cost comes
-from the account of the run.
+`procsv drill` uses it, and runner.py collects the results that it judges. It reads what a fault
+cost from the run's account (procsv/report/account.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FaultOutcome(msgspec.Struct, frozen=True):
 
 
 class _Happened(msgspec.Struct, frozen=True):
-    """A fault of the plan as journaled; `fault` is None if the plan does not know it."""
+    """A fault as journaled; `fault` is None if the plan has no such fault."""
 
     line: Line
     entry: entries.Fault
@@ -49,8 +49,8 @@ def find_blows(
 ) -> tuple[list[FaultOutcome], list[str]]:
     """Return the faults that happened, in order, and the texts of the faults that did not.
 
-    `tasks`: task -> its account, if there are several; first the task whose state is saved. What a
-    fault for a task cost is in that task's account.
+    `tasks`: if there are several tasks, the account of each, beginning with the task whose state is
+    saved. The cost of a fault for a task comes from that task's account.
     """
     texts = {str(fault): fault for fault in faults}
     happened = [
@@ -90,11 +90,11 @@ def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[F
 
 
 def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[Incarnation | None]:
-    """Return, for each fault, the process of `task` that it ended.
+    """Return, for each fault, the attempt of `task` that it ended; None if it ended none.
 
-    A fault may end a process at once or at any time before the next fault, and a process dies of
-    one fault only. A fault that ends its own target has the first claim, because other faults may
-    come before the target is gone.
+    A fault may end a process at once, or at any time before the next fault. Each process dies of
+    only one fault. Faults that end their own target are matched first, because another fault may
+    happen before that target is gone.
     """
     found: list[Incarnation | None] = [None] * len(happened)
     taken = set[int]()
@@ -148,8 +148,9 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
 
 
 def _with_session(blow: FaultOutcome, since_s: float, account: Account, chief: str) -> FaultOutcome:
-    """Add what the loss of a server cost the chief, which must rebuild its session, or restart if
-    it cannot.
+    """Add what the loss of a parameter server cost the chief.
+
+    The chief rebuilds its session. If it cannot, it restarts.
     """
     for later in account.remarks:
         entry, is_its_own = later.entry, later.time >= since_s and later.role == chief
@@ -159,7 +160,7 @@ def _with_session(blow: FaultOutcome, since_s: float, account: Account, chief: s
     return blow
 
 
-# Tags that are written every few seconds: a process that lives only that long may write none.
+# Tags that are written every few seconds. A process that ends sooner may write none of them.
 TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
     "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
@@ -210,23 +211,24 @@ class Findings(msgspec.Struct):
 
     @property
     def varies_by_itself(self) -> bool:
-        """Whether the program has several tasks and ends differently even without faults: its tasks
-        train asynchronously, so there is nothing to compare.
+        """Whether a program with several tasks ends differently even without faults.
+
+        Its tasks train asynchronously, so there is nothing to compare.
         """
         return bool(self.baseline.tasks) and self.variables == "different" and self.is_deterministic is False
 
     @property
     def is_open(self) -> bool:
-        """Whether the only problem is that the variables differ, which may be the program's own
-        noise.
+        """Whether the only problem is that the variables differ, and they differ even without
+        faults.
+
+        The difference may then be the program's own noise.
         """
         return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
 
     @property
     def variables(self) -> str:
-        """`identical`, `close` (within --rtol), `different`, or `unknown` if there is nothing to
-        compare.
-        """
+        """`identical`, `close` (within --rtol), `different`, or `unknown` without a comparison."""
         if not self.comparison:
             return "unknown"
         if self.comparison["is_identical"]:
@@ -240,7 +242,7 @@ def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
 
 
 def judge_findings(found: Findings) -> Findings:
-    """Fill in the problems that a user must know before relying on restarts."""
+    """Fill in `problems`: what a user must know before relying on restarts. Return `found`."""
     problems = found.problems
     if not found.baseline.survived:
         problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
@@ -272,8 +274,9 @@ def _exits(trial: Trial) -> str:
 
 
 def _fresh_starts(trial: Trial) -> list[str]:
-    """Report restarts from the beginning after progress. The final variables do not show them,
-    because a training from the beginning ends with the same variables.
+    """Report restarts from the beginning after progress.
+
+    The final variables do not show them: training from the beginning ends with the same variables.
     """
     starts, reached = list[tuple[int, int]](), 0
     for one in trial.account.incarnations:
@@ -295,8 +298,9 @@ def _fresh_starts(trial: Trial) -> list[str]:
 
 
 def _other_end(found: Findings) -> list[str]:
-    """Report a last step that differs from the training without faults, unless it varies even
-    without faults.
+    """Report that the drill ended at another step than the training without faults.
+
+    Report nothing if that last step varies even without faults.
     """
     step, wanted = found.drilled.account.last_step, found.baseline.account.last_step
     if step == wanted or (found.again is not None and found.again.account.last_step != wanted):

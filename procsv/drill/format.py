@@ -1,6 +1,4 @@
-"""Format the findings of a drill: a table for people, plain data for programs.
-
-Used by `procsv drill`.
+"""Format the findings of a drill, for `procsv drill`: a table for people, plain data for programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Preempt a live run as a platform does: notice, grace, kill, and loss of the machine's memory.
 
-Used by `procsv preempt`. It touches only the processes of one run, and holds each by a descriptor,
-so that a reused pid is never mistaken for one of them.
+`procsv preempt` uses it. It touches only the processes of one run. It holds each by a descriptor,
+so that it never mistakes a reused pid for a process of the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PreemptionOutcome(msgspec.Struct):
     step_at_notice: int
     saved_step: int  # of the newest checkpoint on disk at the end
     last_step: int  # reached by the program
-    saved_after: float | None  # when that checkpoint was durable; None: before the notice
+    saved_after: float | None  # when that checkpoint was on disk; None: before the notice, or there is none
     ended_after: float | None  # when the last process ended by itself; None: some were killed
     exit_code: int | None
     killed: list[str] = msgspec.field(default_factory=list)  # roles still alive at the end of the grace
@@ -63,7 +63,11 @@ class PreemptionOutcome(msgspec.Struct):
 
     @property
     def margin(self) -> float | None:
-        """The grace that remained when the last state was on disk."""
+        """The grace that remained when the newest state was on disk, in seconds.
+
+        If that was before the notice, the grace that remained when the run ended; None if processes
+        had to be killed.
+        """
         done_s = self.saved_after if self.saved_after is not None else self.ended_after
         return None if done_s is None else self.grace - done_s
 
@@ -104,16 +108,17 @@ def _last_saved(run: RunFile) -> tuple[int, float | None]:
 
 
 def _switch_off(run: RunFile) -> None:
-    """Remove what a machine loses when it is switched off: shared memory, and the runtime
-    directory.
-    """
+    """Remove what a machine loses at power-off: shared memory and the runtime directory."""
     remove_shm_files(run.paths)
     remove_run_files(run.paths)
     remove_dirs(run.paths)
 
 
 class _Processes:
-    """The processes of a run: its watchdog and the watchdog's descendants."""
+    """The processes of a run: its watchdog and the watchdog's descendants.
+
+    ProcessLookupError if the run is not active.
+    """
 
     def __init__(self, run: RunFile) -> None:
         self._run = run

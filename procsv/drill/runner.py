@@ -1,7 +1,7 @@
 """Run a drill: train once without faults and once with them, then compare both.
 
-Used by `procsv drill`. It uses only the commands that a user has: it runs `procsv launch` again and
-again until the training is complete, as a scheduler would. findings.py judges what it finds.
+`procsv drill` uses it. It uses only commands that a user has. Like a scheduler, it repeats `procsv
+launch` until the training is complete. findings.py judges the results.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from procsv.report.reading import Story, read_story
 
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
 LOOK_S = 0.5
-LAUNCHES_MAX = 200  # per training: a plan that kills every launch would otherwise never end
-# A plan's faults may come close together on purpose, so the rules that give up unproductive programs are off.
+LAUNCHES_MAX = 200  # per training: with a plan that kills every launch, the drill would otherwise never end
+# A plan's faults may come close together on purpose. So the rules by which the watchdog gives up a program without
+# progress are off.
 RULES_OFF = ("--repeated-failures", "0", "--min-goodput", "0")
 
 Say = Callable[[str], None]
@@ -51,7 +52,7 @@ class Course(msgspec.Struct, frozen=True):
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
-    """Train twice, and return the findings. UserError if there is nothing to drill."""
+    """Train with and without faults, and return the findings. UserError if it cannot begin."""
     for name in (BASELINE, DRILLED, AGAIN):
         if (course.directory / name).exists():
             raise UserError(
@@ -107,7 +108,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE and not _is_stopped(logdir):
-            break  # complete, or failed; a launch that was killed or preempted is repeated
+            break  # complete, or failed; the loop repeats a launch that was killed or preempted
     story = _story(logdir, output)
     return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
 
@@ -138,7 +139,7 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
 
 
 def _start(argv: list[str], output: Path) -> Child:
-    """Start the launch in our own session, so that Ctrl-C reaches both of us."""
+    """Start the launch in the drill's own terminal session, so that Ctrl-C reaches both."""
     with output.open("ab") as stream:
         return Child(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream))
 
@@ -178,8 +179,9 @@ def _continuity(first: str, second: str) -> dict[str, Any]:
 
 
 def _ask_tool(module: str, *args: str) -> dict[str, Any]:
-    """Run one of the services' tools in a process of its own and return its answer; {} if the tool
-    has none.
+    """Run one of the services' tools in a process of its own and return its answer.
+
+    Returns {} if the tool finds nothing to examine. UserError if the tool fails.
     """
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -206,15 +208,15 @@ _SPREAD: tuple[tuple[float, PlannedFault], ...] = (
     (0.75, PlannedFault("trainer", "stop", 2.0)),
     (0.85, PlannedFault("watchdog", "kill")),
 )
-# With several tasks, one fault for each kind of task is added; "trainer" above is then the task whose state is saved.
+# With several tasks, the plan also kills one task of each kind. "trainer" above then means the task whose state is saved.
 _OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
 
 
 def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
-    """Return a plan for a training of that many global steps; UserError if they are too few.
+    """Return a plan for training that lasts `steps` global steps; UserError if they are too few.
 
-    `tasks`: the names of the tasks, beginning with the one whose state is saved; empty for a single
-    trainer.
+    `tasks`: the names of the tasks, beginning with the task whose state is saved. It is empty for a
+    single trainer.
     """
     _check_length(steps)
     spread = list(_SPREAD)

@@ -1,7 +1,7 @@
-"""A pytest plugin: prove in a program's tests that it survives.
+"""A pytest plugin: test that a program survives crashes.
 
-pytest loads it through an entry point. It costs nothing until a test uses its fixture, because it
-imports what a run needs only then.
+pytest loads the plugin through an entry point. It imports what a run needs only when a test uses
+its fixture, so it costs other tests nothing.
 
     def test_training_survives_a_kill(procsv_launch):
         run = procsv_launch("mypackage.train", faults=["kill trainer at step 100"])
@@ -34,7 +34,7 @@ class Launch:
         """The fixture calls this.
 
         Args:
-            logdir: The logdir of a run that is given no other.
+            logdir: The logdir of launches that name no other.
             timeout: The longest wait for any single event, such as `90s`; "" for the default.
             python_path: Directories with the program's modules.
         """
@@ -60,10 +60,11 @@ class Launch:
             faults: Lines as `--fault` takes them.
             plan: A TOML file of faults.
             options: Further options of `procsv launch`.
-            logdir: By default a directory of the test's own.  A second launch in the same logdir resumes the run; if
-                the run is complete, that needs `options=["--resume"]`.
-            cwd: By default the test's own.  Modules are found there, in pytest's `pythonpath`, and among what is installed.
-            **env: Added to the environment.
+            logdir: By default a directory that only this test uses.  A second launch in the same
+                logdir resumes the run.  If the run is complete, it needs `options=["--resume"]`.
+            cwd: By default the test's working directory.  Python finds modules there, in pytest's
+                `pythonpath`, and among the installed packages.
+            **env: Variables to add to the environment.
         """
         from procsv.base.units import parse_duration
         from procsv.testing.run import start
@@ -93,8 +94,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def procsv_launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
-    """Launch programs under procsv; at the end of the test, end those that still run, with all
-    their processes.
+    """Launch programs under procsv: the fixture's value is a `Launch`.
+
+    At the end of the test, the fixture ends every run that still runs, with all its processes.
     """
     config = request.config
     launch = Launch(tmp_path / "logdir", config.getini("procsv_timeout"), config.getini("pythonpath"))

@@ -1,8 +1,9 @@
 """Control a run of `procsv launch` in a test.
 
-The processes are real, and are observed through the files that a user has. Used by the plugin's
-fixture, and by procsv's own tests. Every wait is for something that the run does, never just for
-time to pass, and has a deadline. A wait that expires fails with the journal in its message.
+The plugin's fixture and procsv's own tests use it. The processes are real, and the test observes
+them through the files that a user has. Every wait is for something that the run does, never for
+time to pass. Every wait has a deadline, and fails with the journal in its message when the deadline
+passes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Run:
         """Return `procsv status --json`, once the run has begun.
 
         On a busy machine the watchdog may not answer within the command's one second. The command
-        then reads files that may be a second old, so this method retries for a while.
+        then reads files that may be a second old and name no processes. So this method asks again,
+        for up to ANSWER_S_MAX.
         """
         self.wait_event("run_started")
         # run.json is written after the journal's first event.
@@ -102,7 +104,7 @@ class Run:
         return read_story(self.logdir, SystemClock()).account
 
     def lost_steps(self) -> int:
-        """Return how many steps had to be redone, after all crashes together."""
+        """Return how many steps all crashes together made the run redo."""
         return self.account().lost_steps
 
     def pid(self, role: str) -> int:
@@ -135,7 +137,7 @@ class Run:
         return result
 
     def wait_event(self, name: str, count: int = 1, role: str | None = None) -> list[Entry]:
-        """Wait until the journal has `name` `count` times, and return these events."""
+        """Wait until the journal has `count` events with this name; return all such events."""
 
         def enough() -> list[Entry]:
             entries = self.events(name, role)
@@ -144,7 +146,7 @@ class Run:
         return self.wait_for(f"{count} x {name}", enough)
 
     def wait_spawned(self, role: str, count: int = 1) -> None:
-        """Wait until that role has been started `count` times."""
+        """Wait until the watchdog has started that role `count` times."""
         self.wait_event("spawned", count, role)
 
     def wait_step(self, step: int) -> None:
@@ -152,8 +154,9 @@ class Run:
         self.wait_for(f"step {step}", lambda: self.step() >= step)
 
     def wait_end(self, timeout: float | None = None) -> int:
-        """Return the exit code of `procsv launch`; negative if a signal ended it. AssertionError
-        after `timeout` seconds.
+        """Return the exit code of `procsv launch`; negative if a signal ended it.
+
+        AssertionError after `timeout` seconds.
         """
         limit_s = self._news_s_max if timeout is None else timeout
         try:
@@ -165,7 +168,7 @@ class Run:
             ) from None
 
     def assert_completed(self, timeout: float | None = None) -> None:
-        """Wait for the end, and fail unless the training is complete."""
+        """Wait for the end, and fail if the training is not complete."""
         code = self.wait_end(timeout)
         ended = [e for e in self.journal() if e["event"] in ("run_completed", "stopped", "gave_up")]
         how = {key: value for key, value in ended[-1].items() if key != "time"} if ended else "no such event"
@@ -180,19 +183,20 @@ class Run:
         return pid
 
     def end(self) -> None:
-        """End everything that still runs, without waiting for the program: the way out of a failed
-        test.
+        """End everything that still runs, and kill what does not end within END_S_MAX.
+
+        A failed test ends its runs this way.
         """
         until_s = time.monotonic() + END_S_MAX
         while self.process.poll() is None and time.monotonic() < until_s:
-            self.process.send_signal(signal.SIGINT)  # like Ctrl-C: a second one means "now"; two at once merge into one
+            self.process.send_signal(signal.SIGINT)  # a second Ctrl-C means "now"; two at the same moment count as one
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(AGAIN_S)
         if self.process.poll() is None:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        """Kill a run that does not end when asked, and remove all that it leaves."""
+        """Kill a run that has not ended after SIGINT, and remove all that it leaves."""
         pids = {entry["pid"] for entry in self.journal() if entry["event"] in ("spawned", "promoted")}
         with contextlib.suppress(psutil.Error):
             pids |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
@@ -204,14 +208,14 @@ class Run:
                     psutil.Process(pid).kill()
         paths = find_paths(self.logdir)
         remove_shm_files(paths)
-        for copy in paths.shm_dir.parent.glob(f"{paths.shm_dir.name}-mirror-*"):  # kept by members that were killed too
+        for copy in paths.shm_dir.parent.glob(f"{paths.shm_dir.name}-mirror-*"):  # members that were killed kept these
             shutil.rmtree(copy, ignore_errors=True)
         remove_run_files(paths, keep=frozenset())
         remove_dirs(paths)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program under test: ours and `more`, no GPU, unbuffered output."""
+    """Return the environment of a program under test: ours, `more`, no GPU, unbuffered output."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **quiet, **more}
 
@@ -235,8 +239,9 @@ def start_launch(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
 ) -> tuple[subprocess.Popen[str], Path]:
-    """Return the process, and the file beside the logdir that receives its output. `launcher`
-    replaces the words before the logdir.
+    """Start a launch; return its process and the file beside the logdir that receives its output.
+
+    `launcher` replaces the words before the logdir.
     """
     command = launcher or (sys.executable, "-m", "procsv", "launch", "--logdir")
     logdir.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +257,7 @@ def start_command(
     output: IO[str],
     errors: IO[str] | None = None,
 ) -> subprocess.Popen[str]:
-    """Start a process without standard input. `errors` None: standard error goes to `output`."""
+    """Start a process without standard input. If `errors` is None, its errors go to `output`."""
     return subprocess.Popen(
         list(argv),
         env=variables,
