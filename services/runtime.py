@@ -3,7 +3,7 @@
 The skeleton is the same for every service; the service itself makes the decisions.  The watchdog
 starts the process by exec (procsv.ipc.messaging.start).  The process ends once its service is
 finished: after Finish, or, if the watchdog has died (end-of-file on the lifeline), after tidying
-up. Services ignore terminal and termination signals: they outlive the trainer, and the watchdog
+up.  Services ignore terminal and termination signals: they outlive the trainer, and the watchdog
 ends them by message.
 """
 
@@ -47,7 +47,10 @@ class Service(Protocol):
     """The callbacks that a service implements.  All calls come from the main thread."""
 
     def handle_message(self, received: Received) -> None:
-        """Handles a new message and acknowledges it (tools.server.acknowledge) once it has taken effect."""
+        """Handles a new message.
+
+        Acknowledges the message (tools.server.acknowledge) once it has taken effect.
+        """
 
     def tick(self, now_s: float) -> float:
         """Called after every batch of messages and at least once a second.
@@ -56,7 +59,9 @@ class Service(Protocol):
         """
 
     def orphaned(self) -> None:
-        """The watchdog is dead: save, tidy up, and finish within the grace period."""
+        """Called once, when the watchdog is dead: save, tidy up, and finish within the grace
+        period.
+        """
 
     def is_finished(self) -> bool: ...
 
@@ -117,11 +122,15 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
 
 
 def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: HeartbeatWriter) -> None:
-    """Waits while the previous run's service still saves what a killed trainer left."""
+    """Waits for the lock until the previous process of this service has released it.
+
+    That process may still be saving what a killed trainer left. SystemExit after
+    PREDECESSOR_WAIT_S, or if our watchdog dies.
+    """
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
     while not _try_lock(lock, start, clock):
-        # Without a watchdog there is nothing to do: this process has served nobody, and another may hold the lock.
+        # The watchdog has died.  This process has served nobody and has nothing to save, so it ends.
         if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):
             raise SystemExit(f"procsv {start.task}: the process that supervises the run is dead")
         heartbeat.beat(clock.monotonic())
@@ -132,16 +141,20 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
 
 
 def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
-    """Tries to take the lock; False also if its directory is full, or gone until the watchdog recreates it."""
+    """Tries to take the lock.
+
+    False if another process holds it, if its directory is full, or if its directory is missing
+    until the watchdog recreates it.
+    """
     with contextlib.suppress(OSError):
         return lock.try_acquire(f"procsv {start.task} service", clock.wall())
     return False
 
 
 def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLock], heartbeat: HeartbeatWriter) -> None:
-    """Recreates our files if somebody has removed them.
+    """Recreates the socket, lock and heartbeat if something has removed them.
 
-    Does nothing while their directory is missing; the watchdog recreates it.
+    If a directory is missing, it leaves its files missing: the watchdog recreates the directory.
     """
     with contextlib.suppress(OSError, UserError):
         for place in places:
@@ -193,6 +206,6 @@ def _loop(
 def _is_cut(lifeline: int) -> bool:
     """Returns whether the other end of the lifeline is closed.
 
-    Nobody writes to a lifeline, so it becomes readable only then.
+    Nobody writes to a lifeline, so it becomes readable only when its other end is closed.
     """
     return bool(select.select([lifeline], [], [], 0)[0]) and os.read(lifeline, 1) == b""

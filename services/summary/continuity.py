@@ -1,9 +1,11 @@
-"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and
-continuous.
+"""`python -m procsv.services.summary.continuity DIR`: check event files for gaps and repeats.
 
-`procsv drill` runs it.  It only reads, and prints JSON.  Files are continuous if TensorBoard would
-draw unbroken curves: every record is whole, steps go backwards only after a START event (by which a
-session log marks a restart), and no tag has two values at one step.
+`procsv drill` runs it. It only reads, and prints JSON. The files of a run are continuous if
+TensorBoard draws unbroken curves from them. This needs three things:
+
+* Every record is whole.
+* Steps go backwards only after a START event, which the session log writes at a restart.
+* No tag has two values at one step.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class Continuity(msgspec.Struct, kw_only=True):
 
 
 def check_continuity(directory: Path) -> Continuity:
-    """Checks the event files below `directory`, but not in `procsv`; each folder is one series, as in TensorBoard."""
+    """Checks the event files below `directory`, except those in a `procsv` directory.
+
+    As in TensorBoard, the files of one folder are one series.
+    """
     found = Continuity(files=0, records=0, tags=[], problems=[])
     folders = sorted({path.parent for path in directory.rglob("events.out.tfevents.*")})
     for folder in folders:

@@ -1,14 +1,17 @@
 """Decide what the summary service writes: pure, without disk, socket or clock.
 
 process.py calls it with each message and with the result of each write, and carries out the actions
-that it returns.  It never keeps a record: the sender keeps a record that cannot be written now, and
-sends it again (procsv/training/runtime/event_backlog.py).
+that it returns.  The core never keeps a record.  If a record cannot be written now, the sender
+keeps it and sends it again (procsv/training/runtime/event_backlog.py).
 
-A *stream* is one event writer of an attempt, and has event files of its own.  It takes records
-strictly in order.  If part of a batch is already written, only the rest is taken; a batch that
-leaves a gap is refused.  Each answer names the last record written.  So each record is written
-exactly once, even if messages are lost, repeated or late.  A *parcel* is a file in shared memory or
-the run directory with one large record; the message has only its path.
+A *stream* is one event writer of an attempt, and has event files of its own.  Its records are
+numbered from 1 and are written strictly in order.  If the first records of a batch are already
+written, only the others are written.  A batch that would leave a gap is refused.  Each answer names
+the last record written.  So each record is written exactly once, even if messages are lost,
+repeated or late.
+
+A *parcel* is a file in shared memory or in the run directory that holds one large record.  The
+message has only the parcel's path.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write these records, all or nothing, and call `appended` or `append_failed`.  A Path names a parcel."""
+    """Write these records, all or none, then call `appended` or `append_failed`.
+
+    A Path names a parcel.
+    """
 
     who: bytes
     writer: str
@@ -83,11 +89,18 @@ class SummaryCore(msgspec.Struct):
 
     # -- messages -----------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:
-        """Continues a stream that an earlier process of this service wrote, up to and including `through`."""
+        """Continues a stream that an earlier process of this service wrote.
+
+        `through` is the last record in its file.
+        """
         self._streams[writer] = _Stream(through)
 
     def attempt_began(self, task: TaskId, incarnation: int) -> list[Action]:
-        """Notes an attempt that has sent a message, and ends the streams of earlier attempts."""
+        """Notes an attempt that has sent a message, and ends the streams of the task's earlier
+        attempts.
+
+        Returns no actions if this attempt or a later one is already known.
+        """
         if incarnation <= self._newest.get(task, 0):
             return []
         self._newest[task] = incarnation
@@ -101,7 +114,9 @@ class SummaryCore(msgspec.Struct):
         return self.is_stale(*attempt_of(writer))
 
     def is_stale(self, task: TaskId, incarnation: int) -> bool:
-        """Whether an attempt has been replaced, so that its messages take no effect."""
+        """Whether a later attempt of the task has sent a message, so that this one's take no
+        effect.
+        """
         return incarnation < self._newest.get(task, 0)
 
     def open(self, who: bytes, message: OpenWriter) -> list[Action]:
@@ -151,7 +166,8 @@ class SummaryCore(msgspec.Struct):
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
     def append_failed(self, tried: Append, error: str) -> list[Action]:
-        """Nothing of the batch is in the file; the sender sends it again."""
+        """Notes that nothing of the batch is in the file. The reply makes the sender send it again.
+        """
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]
 

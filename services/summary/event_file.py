@@ -1,7 +1,6 @@
-"""Write event files as TensorBoard reads them: name, frame and append records, and repair a torn
-tail.
+"""Write event files as TensorBoard reads them: choose names, append records, repair a torn tail.
 
-stream_file.py and the tests use it.  It never imports TensorFlow and never buffers: once
+stream_file.py and the tests use it. It never imports TensorFlow and never buffers: once
 `append_records` returns, the records are in the file even if the process is killed.
 
     record = length (u64, little-endian) | masked crc32c of length | data | masked crc32c of data
@@ -60,9 +59,9 @@ def version_event(wall_s: float) -> bytes:
 def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
     """Returns an unused file name that sorts after every event file in `directory`.
 
-    TensorBoard reads a directory in name order and never goes back.  Two files of one second, or a
-    clock that was set back, would hide the newer file.  So the seconds in the name run ahead of the
-    clock if they must.
+    TensorBoard reads a directory in name order and never goes back, so it would miss a newer file
+    whose name sorts first.  With the plain time this could happen for two files of one second, or
+    after the clock was set back.  So the seconds in the name run ahead of the clock if they must.
     """
     newest = 0
     with contextlib.suppress(FileNotFoundError):
@@ -72,14 +71,14 @@ def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
 
 
 class EventFile:
-    """One event file, open for appending.  `offset` is the end of its whole, wanted records."""
+    """One event file, open for appending. `offset` is where the records that count end."""
 
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
-        """Opens `path`, which need not exist yet.
+        """Opens `path`, and creates the file if it does not exist.
 
-        `offset`: `repair` keeps whole records after it; without `repair`, the first
-        `append_records` cuts off everything after it.  `is_new`: raise FileExistsError if the file
-        exists.
+        Whatever follows `offset` in the file does not count yet. Either `repair` keeps the whole
+        records there, or the first `append_records` cuts all of it off. `is_new`: raise
+        FileExistsError if the file exists.
         """
         self.path = path
         self.offset = offset
@@ -89,8 +88,8 @@ class EventFile:
     def append_records(self, records: Iterable[bytes | Path], wall_s: float) -> None:
         """Appends the records (a Path names a parcel that holds one).
 
-        An empty file gets its version record first.  OSError passes through, and nothing of this
-        call stays in the file; if the disk refuses even to truncate it, the next call does so
+        An empty file gets its version record first. After an OSError no record of this call stays
+        in the file. If the disk refuses even to truncate the file, the next call truncates it
         first.
         """
         if not self._is_clean:
@@ -112,7 +111,8 @@ class EventFile:
         self.offset = at
 
     def cut_back(self, offset: int) -> None:
-        """Truncates the file to `offset`; if the disk refuses, the next append does so first."""
+        """Truncates the file to `offset`. If the disk refuses, the next append truncates it first.
+        """
         self.offset, self._is_clean = offset, False
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, offset)
@@ -147,8 +147,9 @@ class EventFile:
         """Keeps the whole records after `offset`, cuts off a torn one, and returns how many it
         kept.
 
-        They were written by a process that was killed before it could note them.  Their sender may
-        be dead, too, and unable to send them again.  The version record is not counted.
+        A process wrote these records and was killed before it could note them in the position file.
+        Their sender may be dead too, and then cannot send them again. The version record is not
+        counted.
         """
         count = -1 if self.offset == 0 else 0
         with os.fdopen(os.dup(self._fd), "rb") as file:
@@ -161,9 +162,9 @@ class EventFile:
         return max(count, 0)
 
     def trouble(self) -> str:
-        """Returns why a record written now would be lost; "" if it would not.
+        """Returns why a record written now would be lost, or "" if the file is as we left it.
 
-        Reopens the file first if its handle is stale.
+        Reopens the file first if its handle is stale (NFS).
         """
         there = stale.stat_open(self._fd)
         if there is None:
@@ -186,7 +187,10 @@ class EventFile:
 
 
 def _whole_record(file: BinaryIO) -> int | None:
-    """Reads the record at the file's position; returns its size in bytes, or None if it is torn or missing."""
+    """Reads the record at the file's position and returns its size in bytes.
+
+    None if the record is torn or missing.
+    """
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or head[_LENGTH.size :] != _masked(google_crc32c.value(head[: _LENGTH.size])):
         return None
@@ -205,7 +209,7 @@ def _whole_record(file: BinaryIO) -> int | None:
 
 
 def read_records(path: Path) -> tuple[list[bytes], int]:
-    """Returns the whole records of a file, and how many bytes follow them."""
+    """Returns the whole records of a file, and the number of bytes after the last of them."""
     records: list[bytes] = []
     with path.open("rb") as file:
         while True:

@@ -33,11 +33,10 @@ declare("summary.before_graph_text")
 
 
 def print_graph(parcel: Path, path: Path) -> None:
-    """Writes the serialized GraphDef in `parcel` to `path` as text, in the format of
-    tf.io.write_graph.
+    """Writes the serialized GraphDef in `parcel` to `path`, in tf.io.write_graph's text format.
 
-    ValueError if it is not a GraphDef.  A missing parcel has already been printed: removing it is
-    the last step, so only the acknowledgement was lost.
+    ValueError if the parcel holds no GraphDef. If the parcel is missing, the graph is already
+    printed: removing the parcel is the last step, so only the acknowledgement was lost.
     """
     try:
         source = parcel.open("rb")
@@ -64,9 +63,9 @@ def read_texts(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _pieces(source: BinaryIO) -> Iterator[bytes]:
-    """Yields serialized messages that merge into the one in `source`.
+    """Yields serialized messages that together merge into the message in `source`.
 
-    Each holds a few of the message's fields, and is large only if a single field is.
+    Each holds a few fields of that message. It is large only if a single field is large.
     """
     piece, size = bytearray(), os.fstat(source.fileno()).st_size
     while tag := source.read(1):
@@ -120,7 +119,7 @@ class GraphPrinter:
             self._thread.start()
 
     def take_printed(self) -> list[Received]:
-        """Returns the requests to acknowledge now."""
+        """Returns the finished requests since the last call, for the caller to acknowledge."""
         found: list[Received] = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -135,7 +134,10 @@ class GraphPrinter:
                 self._wake()
 
     def _print(self, parcel: Path, path: Path) -> bool:
-        """Tries until the graph is printed or given up; False if the process ends first."""
+        """Tries until the graph is printed or the job proves impossible, and then returns True.
+
+        False if the process ends first.
+        """
         while not self._stopping.is_set():
             try:
                 print_graph(parcel, path)
@@ -154,10 +156,10 @@ class GraphPrinter:
         return False
 
     def close(self) -> None:
-        """Ends the thread soon.
+        """Asks the thread to end, and does not wait for it.
 
-        The next process does a half-finished job again.  The file is replaced as a whole, so it is
-        never torn.
+        If it ends in the middle of a job, the next process does the job again. The file is replaced
+        as a whole, so it is never torn.
         """
         self._stopping.set()
         self._jobs.put(None)

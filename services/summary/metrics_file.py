@@ -1,7 +1,7 @@
-"""Write a run's metrics, which the watchdog sends, to an event file of their own.
+"""Write the run's metrics, which the watchdog sends, to an event file of their own.
 
-The file includes a layout that groups their curves in TensorBoard's Custom Scalars.  process.py
-uses this module.
+The file also has a layout that groups the metrics' curves on TensorBoard's Custom Scalars page.
+process.py uses this module.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MEANING = {
 
 
 class MetricsFile:
-    """The event file for the run's metrics, in `<logdir>/procsv`.  The first metric creates it.
+    """The event file for the run's metrics, in `<logdir>/procsv`. The first metric creates it.
 
-    The file needs a folder of its own.  TensorBoard reads the files of a folder one after another,
-    so it could not follow this file and the trainer's in one folder while both grow.  A metric that
-    cannot be written is dropped; the next one replaces it.
+    The file needs a folder of its own. TensorBoard reads the files of a folder one after another.
+    In the trainer's folder, it could not follow this file and the trainer's while both grow.
+    Metrics that cannot be written are dropped, because the next ones replace them.
     """
 
     def __init__(self, directory: Path) -> None:

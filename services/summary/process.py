@@ -1,9 +1,9 @@
-"""Write a run's event files and graph.pbtxt in a process of its own, so that no trainer waits for a
+"""Write a run's event files and graph.pbtxt in a separate process, so that no trainer waits for a
 disk.
 
-procsv.services.runtime runs it.  core.py decides, stream_file.py writes and graph_text.py prints;
-this module connects them to the messages.  It never imports TensorFlow (memory limit: 60 MB) and
-never acknowledges a record before the record is in its file.
+procsv.services.runtime runs it. core.py decides, stream_file.py writes and graph_text.py prints;
+this module connects them to the messages. It never imports TensorFlow (memory limit: 60 MB). It
+acknowledges a record only when the record is in its file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ declare("summary.after_flush_before_ack")
 class ProgramWatch:
     """Tells whether the tasks that have sent Hello still run.
 
-    It holds pidfds, so a later process with the same pid is never mistaken for a task.
+    It holds their pidfds, so it never mistakes a later process with the same pid for a task.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class ProgramWatch:
 
     def watch_program(self, task: TaskId, pid: int) -> None:
         self._close(self._pidfds.get(task, -1))
-        self._pidfds[task] = -1  # the process has already ended
+        self._pidfds[task] = -1  # stays -1 if the process has already ended
         with contextlib.suppress(ProcessLookupError):
             self._pidfds[task] = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Whether all tasks have ended; False if there were none."""
+        """Whether all known tasks have ended; False if none has sent Hello."""
         return self.is_known and all(
             pidfd < 0 or bool(select.select([pidfd], [], [], 0)[0]) for pidfd in self._pidfds.values()
         )
@@ -185,7 +185,7 @@ class SummaryService:
         for action in actions:
             match action:
                 case SummaryReply(who=who, body=body):
-                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats and learns that
+                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats and learns of the write
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())

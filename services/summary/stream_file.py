@@ -1,11 +1,12 @@
-"""Write the streams' event files, and how far each is written: the disk side of the summary
-service.
+"""Write the streams' event files, and record how far each is written: the summary service's disk
+side.
 
-process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
+process.py calls it from one thread to carry out the decisions of core.py. It never answers a
 message and never decides which records are new.
 
-A stream's *position* is a small file in the run directory.  It makes each record appear exactly
-once, wherever a SIGKILL hits:
+A stream is one event writer of an attempt. Its *position* is a small file in the run directory that
+says how far the stream is written. With it, each record appears exactly once, wherever a SIGKILL
+hits:
 
     1  the position names a file that does not exist yet, at offset 0
     2  records are written after that offset
@@ -13,8 +14,7 @@ once, wherever a SIGKILL hits:
     4  the records are acknowledged
 
 Killed after 1 or 2: the next process counts the whole records after the offset as written and cuts
-off a torn one.  Killed after 3: the sender sends the records again and learns that they are
-written.
+off a torn one. Killed after 3: the sender sends the records again and learns that they are written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct):
-    """One stream: its event file, and the last record in it."""
+    """One stream: its event file, and in `through` the number of the last record written."""
 
     paths: RunPaths
     run: str
@@ -68,9 +68,9 @@ class Stream(msgspec.Struct):
     _position_fd: int = -1
 
     def append_records(self, records: Sequence[bytes | Path], wall_s: float) -> None:
-        """Writes records through + 1, … and the position.
+        """Writes the records that follow `through`, then the position.
 
-        OSError passes through and leaves the file and `through` as they were.
+        If this raises OSError, file and `through` stay as they were.
         """
         file = self._ready_file(wall_s)
         before, through = file.offset, self.through
@@ -101,7 +101,7 @@ class Stream(msgspec.Struct):
             path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
             self._start_position(path)
             # Killed here: the position names a file that does not exist yet.
-            # The file can exist already if another machine has our host name, and our pid there.
+            # The file exists already if a machine with our host name has a process with our pid.
             with contextlib.suppress(FileExistsError):
                 return EventFile(path, is_new=True)
 
@@ -128,13 +128,16 @@ class Stream(msgspec.Struct):
         self._position_fd = os.open(self._position_path, os.O_WRONLY | os.O_CLOEXEC)
 
     def _write_position(self, file: EventFile) -> None:
-        """Overwrites the position in place.  Its numbers only grow, so the text never gets shorter."""
+        """Overwrites the position in place.
+
+        The numbers in it only grow, so the new text is never shorter than the old.
+        """
         data = self._position(file.path, file.offset)
         if os.pwrite(self._position_fd, data, 0) != len(data):
             raise OSError(f"short write to {self._position_path}")
 
     def _position_is_in_place(self) -> bool:
-        """Returns False if something that cleans up temporary files has removed it."""
+        """Returns False if something has removed the file, such as a job that cleans up /tmp."""
         return self._position_fd >= 0 and os.fstat(self._position_fd).st_nlink > 0
 
     def _close_position(self) -> None:
@@ -144,7 +147,11 @@ class Stream(msgspec.Struct):
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
     def take_over(self, position: StreamPosition) -> None:
-        """Repairs the file that `position` names and continues it.  OSError if it cannot be opened or repaired."""
+        """Continues the file that `position` names, after repairing its end.
+
+        If that file is missing or too short, the next record creates a new one. OSError if the file
+        cannot be opened or repaired.
+        """
         path = Path(position.file)
         self.through = position.through
         with contextlib.suppress(FileNotFoundError):
@@ -207,10 +214,11 @@ class StreamStore:
         return found
 
     def repair(self) -> list[tuple[str, int]]:
-        """Repairs files with a torn end; returns (name, through) of each stream that can continue.
+        """Repairs the files that a killed process left; returns (name, through) of each that can
+        continue.
 
-        A stream of another run is repaired and ended: its trainer is dead, and a new trainer may
-        use the stream's name.
+        A stream of another launch is repaired and closed: its trainer is dead, and a new trainer
+        may use the same name. A file that cannot be repaired now stays for the next call.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -233,10 +241,10 @@ class StreamStore:
         return repaired
 
     def not_now(self, writer: str) -> Written | None:
-        """Returns the answer for a stream that is not repaired yet, or None if it needs no repair.
+        """Returns the answer for a stream that is still to be repaired, or None for any other.
 
-        The answer accepts no records.  It does not call the stream unknown, so the sender does not
-        reopen it.
+        The answer accepts no records. It does not say that the stream is unknown, because the
+        sender would then open it again.
         """
         if writer not in self._unrepaired:
             return None
@@ -244,7 +252,10 @@ class StreamStore:
         return Written(writer, position.through if position.run == self._run else 0, error)
 
     def purge(self, task: TaskId, incarnation: int) -> None:
-        """Removes parcels of attempts before `incarnation`, which may have died before they sent them."""
+        """Removes the parcels of this task's attempts before `incarnation`.
+
+        An attempt that dies before it has sent a parcel leaves it behind.
+        """
         for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
@@ -278,7 +289,8 @@ class StreamStore:
         self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Closes the files.  Open streams keep their positions, and the next process continues them."""
+        """Closes the files. Streams that are still open keep their positions for the next process.
+        """
         for stream in self._streams.values():
             stream.close_file(forget=False)
         self._streams.clear()
