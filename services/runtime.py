@@ -124,7 +124,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
 def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: HeartbeatWriter) -> None:
     """Waits for the lock until the previous process of this service has released it.
 
-    That process may still be saving what a killed trainer left. SystemExit after
+    That process may still be saving what a killed trainer left.  SystemExit after
     PREDECESSOR_WAIT_S, or if our watchdog dies.
     """
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S

@@ -1,4 +1,5 @@
-"""Format the findings of a drill, for `procsv drill`: a table for people, plain data for programs.
+"""Format the findings of a drill, for `procsv drill`: a table for people, plain data for
+programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m procsv.services.summary.continuity DIR`: check event files for gaps and repeats.
 
-`procsv drill` runs it. It only reads, and prints JSON. The files of a run are continuous if
-TensorBoard draws unbroken curves from them. This needs three things:
+`procsv drill` runs it.  It only reads, and prints JSON.  The files of a run are continuous if
+TensorBoard draws unbroken curves from them.  This needs three things:
 
 * Every record is whole.
 * Steps go backwards only after a START event, which the session log writes at a restart.

@@ -166,7 +166,8 @@ class SummaryCore(msgspec.Struct):
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
     def append_failed(self, tried: Append, error: str) -> list[Action]:
-        """Notes that nothing of the batch is in the file. The reply makes the sender send it again.
+        """Notes that nothing of the batch is in the file.  The reply makes the sender send it
+        again.
         """
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]

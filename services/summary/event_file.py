@@ -1,6 +1,6 @@
 """Write event files as TensorBoard reads them: choose names, append records, repair a torn tail.
 
-stream_file.py and the tests use it. It never imports TensorFlow and never buffers: once
+stream_file.py and the tests use it.  It never imports TensorFlow and never buffers: once
 `append_records` returns, the records are in the file even if the process is killed.
 
     record = length (u64, little-endian) | masked crc32c of length | data | masked crc32c of data
@@ -71,13 +71,13 @@ def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
 
 
 class EventFile:
-    """One event file, open for appending. `offset` is where the records that count end."""
+    """One event file, open for appending.  `offset` is where the records that count end."""
 
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
         """Opens `path`, and creates the file if it does not exist.
 
-        Whatever follows `offset` in the file does not count yet. Either `repair` keeps the whole
-        records there, or the first `append_records` cuts all of it off. `is_new`: raise
+        Whatever follows `offset` in the file does not count yet.  Either `repair` keeps the whole
+        records there, or the first `append_records` cuts all of it off.  `is_new`: raise
         FileExistsError if the file exists.
         """
         self.path = path
@@ -88,8 +88,8 @@ class EventFile:
     def append_records(self, records: Iterable[bytes | Path], wall_s: float) -> None:
         """Appends the records (a Path names a parcel that holds one).
 
-        An empty file gets its version record first. After an OSError no record of this call stays
-        in the file. If the disk refuses even to truncate the file, the next call truncates it
+        An empty file gets its version record first.  After an OSError no record of this call stays
+        in the file.  If the disk refuses even to truncate the file, the next call truncates it
         first.
         """
         if not self._is_clean:
@@ -111,7 +111,8 @@ class EventFile:
         self.offset = at
 
     def cut_back(self, offset: int) -> None:
-        """Truncates the file to `offset`. If the disk refuses, the next append truncates it first.
+        """Truncates the file to `offset`.  If the disk refuses, the next append truncates it
+        first.
         """
         self.offset, self._is_clean = offset, False
         with contextlib.suppress(OSError):
@@ -148,7 +149,7 @@ class EventFile:
         kept.
 
         A process wrote these records and was killed before it could note them in the position file.
-        Their sender may be dead too, and then cannot send them again. The version record is not
+        Their sender may be dead too, and then cannot send them again.  The version record is not
         counted.
         """
         count = -1 if self.offset == 0 else 0

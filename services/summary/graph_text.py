@@ -35,7 +35,7 @@ declare("summary.before_graph_text")
 def print_graph(parcel: Path, path: Path) -> None:
     """Writes the serialized GraphDef in `parcel` to `path`, in tf.io.write_graph's text format.
 
-    ValueError if the parcel holds no GraphDef. If the parcel is missing, the graph is already
+    ValueError if the parcel holds no GraphDef.  If the parcel is missing, the graph is already
     printed: removing the parcel is the last step, so only the acknowledgement was lost.
     """
     try:
@@ -65,7 +65,7 @@ def read_texts(source: BinaryIO) -> Iterator[bytes]:
 def _pieces(source: BinaryIO) -> Iterator[bytes]:
     """Yields serialized messages that together merge into the message in `source`.
 
-    Each holds a few fields of that message. It is large only if a single field is large.
+    Each holds a few fields of that message.  It is large only if a single field is large.
     """
     piece, size = bytearray(), os.fstat(source.fileno()).st_size
     while tag := source.read(1):
@@ -158,8 +158,8 @@ class GraphPrinter:
     def close(self) -> None:
         """Asks the thread to end, and does not wait for it.
 
-        If it ends in the middle of a job, the next process does the job again. The file is replaced
-        as a whole, so it is never torn.
+        If it ends in the middle of a job, the next process does the job again.  The file is
+        replaced as a whole, so it is never torn.
         """
         self._stopping.set()
         self._jobs.put(None)

@@ -42,9 +42,9 @@ MEANING = {
 
 
 class MetricsFile:
-    """The event file for the run's metrics, in `<logdir>/procsv`. The first metric creates it.
+    """The event file for the run's metrics, in `<logdir>/procsv`.  The first metric creates it.
 
-    The file needs a folder of its own. TensorBoard reads the files of a folder one after another.
+    The file needs a folder of its own.  TensorBoard reads the files of a folder one after another.
     In the trainer's folder, it could not follow this file and the trainer's while both grow.
     Metrics that cannot be written are dropped, because the next ones replace them.
     """

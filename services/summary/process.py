@@ -2,7 +2,7 @@
 disk.
 
 procsv.services.runtime runs it. core.py decides, stream_file.py writes and graph_text.py prints;
-this module connects them to the messages. It never imports TensorFlow (memory limit: 60 MB). It
+this module connects them to the messages.  It never imports TensorFlow (memory limit: 60 MB).  It
 acknowledges a record only when the record is in its file.
 """
 
@@ -185,7 +185,9 @@ class SummaryService:
         for action in actions:
             match action:
                 case SummaryReply(who=who, body=body):
-                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats and learns of the write
+                    failpoint(
+                        "summary.after_flush_before_ack"
+                    )  # killed here: the sender repeats and learns of the write
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())

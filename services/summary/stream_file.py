@@ -1,12 +1,12 @@
 """Write the streams' event files, and record how far each is written: the summary service's disk
 side.
 
-process.py calls it from one thread to carry out the decisions of core.py. It never answers a
+process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
 message and never decides which records are new.
 
-A stream is one event writer of an attempt. Its *position* is a small file in the run directory that
-says how far the stream is written. With it, each record appears exactly once, wherever a SIGKILL
-hits:
+A stream is one event writer of an attempt.  Its *position* is a small file in the run directory
+that says how far the stream is written.  With it, each record appears exactly once, wherever a
+SIGKILL hits:
 
     1  the position names a file that does not exist yet, at offset 0
     2  records are written after that offset
@@ -14,7 +14,8 @@ hits:
     4  the records are acknowledged
 
 Killed after 1 or 2: the next process counts the whole records after the offset as written and cuts
-off a torn one. Killed after 3: the sender sends the records again and learns that they are written.
+off a torn one.  Killed after 3: the sender sends the records again and learns that they are
+written.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class Stream(msgspec.Struct):
     def take_over(self, position: StreamPosition) -> None:
         """Continues the file that `position` names, after repairing its end.
 
-        If that file is missing or too short, the next record creates a new one. OSError if the file
-        cannot be opened or repaired.
+        If that file is missing or too short, the next record creates a new one.  OSError if the
+        file cannot be opened or repaired.
         """
         path = Path(position.file)
         self.through = position.through
@@ -218,7 +219,7 @@ class StreamStore:
         continue.
 
         A stream of another launch is repaired and closed: its trainer is dead, and a new trainer
-        may use the same name. A file that cannot be repaired now stays for the next call.
+        may use the same name.  A file that cannot be repaired now stays for the next call.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -243,7 +244,7 @@ class StreamStore:
     def not_now(self, writer: str) -> Written | None:
         """Returns the answer for a stream that is still to be repaired, or None for any other.
 
-        The answer accepts no records. It does not say that the stream is unknown, because the
+        The answer accepts no records.  It does not say that the stream is unknown, because the
         sender would then open it again.
         """
         if writer not in self._unrepaired:
@@ -289,7 +290,8 @@ class StreamStore:
         self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Closes the files. Streams that are still open keep their positions for the next process.
+        """Closes the files.  Streams that are still open keep their positions for the next
+        process.
         """
         for stream in self._streams.values():
             stream.close_file(forget=False)
