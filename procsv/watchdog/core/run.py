@@ -78,7 +78,7 @@ class Core:
 
     @property
     def restarts_elsewhere(self) -> bool:
-        """Whether the run ends only to begin again at once on the remaining machines."""
+        """Whether the run ends only to restart at once on the remaining machines."""
         return self._ending.restarts_elsewhere
 
     @property

@@ -28,7 +28,7 @@ class RemovedFile(msgspec.Struct):
 
 
 class RunFilesWatch(msgspec.Struct):
-    """The known identity of each path, and the losses."""
+    """The last known identity of each path, and which paths are lost now."""
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
@@ -38,7 +38,7 @@ class RunFilesWatch(msgspec.Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next check can wait."""
+        """Whether nothing is lost or in doubt, so that the next check can wait."""
         return not self.losses and not self.doubts
 
     @property

@@ -74,7 +74,7 @@ class ServiceSupervisor:
         return self.state in (ServiceState.ENDED, ServiceState.LOST)
 
     def start(self, now_s: float) -> int:
-        """Begin a new process, and return its number."""
+        """Note that a new process is started, and return its number (its attempt)."""
         self.incarnation += 1
         self.hanging.start_watch(now_s)
         self.state, self.restart_s = ServiceState.STARTING, None

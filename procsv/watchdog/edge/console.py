@@ -306,7 +306,7 @@ class KeyEcho:
             self._apply([*before[:_LOCAL_FLAGS], before[_LOCAL_FLAGS] & ~termios.ECHO, *before[_LOCAL_FLAGS + 1 :]])
 
     def restore_echo(self) -> None:
-        """Restore the previous setting."""
+        """Restore the setting of before `turn_off`."""
         before, self._before = self._before, None
         if before is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone

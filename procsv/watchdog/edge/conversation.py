@@ -66,7 +66,10 @@ class Conversation:
                 self._heard_from_service(task, client, received)
 
     def greet(self, client: ClientEndpoint) -> None:
-        """Resend the messages that are due to a service. On a new connection, send our Hello."""
+        """Resend the messages to a service that are due.
+
+        If the connection is new, send Hello first. The next call resends the rest.
+        """
         if client.resend_due():
             client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
 
@@ -155,7 +158,7 @@ class Conversation:
 
 
 class RunSockets:
-    """The watchdog's own socket, for trainers and commands, and its connections to the services."""
+    """The watchdog's control socket, for tasks and commands, and its connections to the services."""
 
     def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
         self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter

@@ -120,7 +120,7 @@ class OneMachine:
     """All tasks are in this launch."""
 
     def refuse(self, launch: Launch, error: UserError) -> None:
-        """No other launch waits."""
+        """Do nothing: no other launch waits for this one."""
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         start, tasks = launch.start, launch.start.settings.tasks
@@ -130,4 +130,4 @@ class OneMachine:
         return Formed(msgspec.structs.replace(start, chief=tasks[0], cluster=cluster), None)
 
     def withdraw(self, start: Start) -> None:
-        """No launch could join."""
+        """Do nothing: no other launch could join the run."""

@@ -1,4 +1,4 @@
-"""Word the ends and starts of tasks, for the journal and for people. Pure."""
+"""Write the sentences about the starts and ends of tasks, for the journal and people. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""Decide about restarts: causes of ends, usefulness, delays, and effects on other tasks."""
+"""Decide about restarts.
+
+Why did an attempt end? Is another attempt useful, and when does it start? What does the end mean
+for other tasks?
+"""

@@ -1,7 +1,7 @@
 """Define the trainer's lifecycle as one table, from (state, event) to (state, actions).
 
 Used by trainer.py, which feeds it and carries out its actions. Pure: no clock, no process, no
-socket. A missing row is a bug, and raises with the transitions so far; "nothing to do" is a row.
+socket. A missing row is a bug, and raises IllegalTransition. "Nothing to do" is a row.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LifecycleAction(Enum):
     REPORT_PROGRESS = auto()
     TELL_STOP = auto()
     KILL_TREE = auto()
-    CLEAN_UP = auto()  # kill what is left of its process tree
+    CLEAN_UP = auto()  # kill the rest of its process tree
     DECIDE_RESTART = auto()  # decide whether to restart or to give up
     ALERT = auto()
     END_RUN = auto()

@@ -21,7 +21,7 @@ TREE_S_MAX = 30.0  # a process that is still there this long after SIGKILL count
 
 
 class Stopping:
-    """Ends the running or last attempt."""
+    """End the running attempt, and the processes that it leaves."""
 
     def __init__(self, task: TaskId, settings: Settings) -> None:
         self._task, self._observes = task, settings.observes
