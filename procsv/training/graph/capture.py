@@ -6,8 +6,9 @@ to it, and the buffer is copied later, off the training thread. All other tensor
 variables that are updated in place, are copied into the slot before the callback returns. A capture
 costs about 1.3 µs a tensor. The ref variables add one copy at memory speed.
 
-Parameter servers of this run capture their own variables in the same call (server_capture.py). If
-they cannot, the chief fetches everything for the rest of the session, and `refusal` says why.
+If parameter servers are tasks of this run, they capture their own variables in the same call
+(server_capture.py). If one of them cannot, the chief fetches all variables for the rest of the
+session, and `refusal` says why.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from procsv.training.snapshots.source import Captured, CaptureLost, CheckpointEn
 tf1 = tf.compat.v1
 
 RAISED = re.compile(r"\w+(Error|Refused): ")  # marks a Python exception in the text of a TensorFlow error
-CALLERS_THREAD = -1  # for RunOptions.inter_op_thread_pool: avoids the hand-over to a pool and back
+CALLERS_THREAD = -1  # for RunOptions.inter_op_thread_pool: the caller's thread runs the ops, and no pool
 
 
 def _expected_size(saved: SavedTensor) -> int | None:
@@ -102,7 +103,10 @@ class Capture:
         copy = SlotCopy(self._layout, self._sizes, [held or n not in ours for n, held in enumerate(self._held)])
 
         def take(*views: Any) -> Any:
-            """Runs inside session.run. Of tensors that servers capture, it has only the shapes."""
+            """Take the views. Runs inside session.run.
+
+            For tensors that servers capture, the captured arrays are only shapes.
+            """
             arrays = shapes.copy()
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
                 arrays[number] = array_of(view)
@@ -145,7 +149,11 @@ class Capture:
         )
 
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
-        """Capture. Copy tensors that must be copied at once into the slot `memory`, if given."""
+        """Capture all tensors.
+
+        If the slot `memory` is given, copy into it the tensors that must be copied at once. Without
+        it, nothing is copied: such a capture only warms up.
+        """
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
                 return self._run_with_servers(self._servers, session, memory)

@@ -1,6 +1,7 @@
 """Decide whether a capture of a graph may mix updates of neighbouring steps.
 
-save_config.py and state.py ask this. The manifests of such checkpoints say so.
+save_config.py and state.py ask this module. If a capture may mix updates, the manifest of its
+checkpoint says so.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def changes_between_steps(graph: Any) -> bool:
 def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:
     """Return whether other tasks may change the variables of `graph` during a capture.
 
-    That is so if servers hold the variables, unless exactly one task trains. Without a TF_CONFIG
-    that says how many tasks train, there may be others. SyncReplicasOptimizer is no exception: a
-    thread of the chief applies the next update as soon as the gradients are there.
+    Other tasks may change variables that parameter servers hold. If TF_CONFIG says that exactly one
+    task trains, there is no other task. Without TF_CONFIG, there may be others. This also holds for
+    SyncReplicasOptimizer: a thread of the chief applies the next update as soon as the gradients
+    have arrived.
     """
     devices = (tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in VARIABLE_OPS)
     if not any(device.job == PS for device in devices):

@@ -55,7 +55,7 @@ class Patch(ABC):
 
 
 class AttributePatch(Patch):
-    """Sets `owner.name` to `make(old)`, where `old` is its value so far, or None."""
+    """Sets attribute `name` of `owner` to `make(old)`. `old` is the previous value, or None."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
@@ -77,9 +77,9 @@ class AttributePatch(Patch):
 
 
 def _own(owner: Any, name: str) -> Any:
-    """Return attribute `name` of `owner`; _ABSENT for a method of its class.
+    """Return attribute `name` of `owner`; _ABSENT if it is missing or a method of the class.
 
-    `vars` would tell them apart, but a tf.Graph does not support it.
+    `vars` would show whether the attribute is the instance's, but a tf.Graph does not support it.
     """
     value = getattr(owner, name, _ABSENT)
     return _ABSENT if getattr(value, "__self__", None) is owner else value
@@ -117,7 +117,7 @@ def empty_meanwhile(thing: Any, *lists: str) -> Iterator[None]:
 
 
 def change_type(thing: Any, kind: type[Any]) -> None:
-    """Make `thing` an instance of `kind`, a class that extends its own."""
+    """Make `thing` an instance of `kind`, a subclass of its present class."""
     thing.__class__ = kind
 
 
@@ -172,7 +172,7 @@ class HiddenOps:
         return lambda: [op for op in get_operations() if op.name not in self.names]
 
     def _leave_out(self, nodes: Any) -> None:
-        """Delete the hidden nodes. They were added to a complete graph, so most are at the end."""
+        """Delete the hidden nodes, from the end: they were added to a complete graph."""
         left, at = len(self.names), len(nodes) - 1
         while left and at >= 0:
             if nodes[at].name in self.names:
@@ -206,8 +206,8 @@ class ClassPatch(Patch):
     def __init__(self, replaced: Sequence[tuple[str, Any, Any]], public: Sequence[Any]) -> None:
         """Prepare the patch.
 
-        `replaced` has a name, TensorFlow's object and ours for each. `public` lists the modules
-        with TensorFlow's public names, which load them only when they are used.
+        Each item of `replaced` is a name, TensorFlow's object of this name, and ours. `public`
+        lists the modules with TensorFlow's public names. They load a name when it is first used.
         """
         self._replaced, self._public = replaced, public
 

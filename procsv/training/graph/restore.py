@@ -1,9 +1,10 @@
 """Restore a graph session from a slot in shared memory, or from a checkpoint.
 
-A GraphState calls this. To restore from a slot, it runs the Saver's restore op and feeds the slot's
-values in place of what the op would read from a file. Resource variables then share the mapped
-memory until their first update. The Saver itself restores a checkpoint. If that fails because the
-graph has changed, the error names the changes.
+A GraphState calls this module. To restore from a slot, `feed_from_slot` runs the Saver's restore
+op, and feeds the slot's values in place of what the op would read from a file. Resource variables
+then share the mapped memory until their first update. To restore from a checkpoint,
+`restore_or_send` runs the Saver's own `restore`. If the graph has changed since the checkpoint, the
+error names the changes.
 """
 
 from __future__ import annotations
@@ -62,10 +63,14 @@ def _named(names: list[str], between: str = ", ") -> str:
 
 
 def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, str], Any]:
-    """Return what is restored: types, and also shapes unless the Saver may reshape (`reshape`)."""
+    """Return the types of the tensors that `saver` restores, and their shapes if they are known.
+
+    The shapes are unknown if the Saver may change them (`reshape=True`), or if its ops do not show
+    what it saves.
+    """
     shapes: dict[tuple[str, str], Any] = {}
     if not getattr(saver, "_reshape", False):
-        with contextlib.suppress(UnsupportedSaver):  # then the shapes are unknown: the ops do not show what is saved
+        with contextlib.suppress(UnsupportedSaver):  # then the ops do not show the shapes
             saved = read_save_graph(saver, graph)
             shapes = {(item.key, item.slice): item.tensor.shape for shard in saved.shards for item in shard}
     return {key: tf.TensorSpec(shapes.get(key), t.dtype.base_dtype) for key, t in restore.outputs.items()}
@@ -105,7 +110,11 @@ def changes_since(path: str, saver: Any, graph: Any) -> Changes:
 
 # -- from a slot ---------------------------------------------------------------------------------------------
 def feed_from_slot(reader: SlotReader, session: Any, saver: Any) -> None:
-    """Restore what `saver` restores. Raise CannotRestore if the slot does not have all of it."""
+    """Restore what `saver` restores, from a slot.
+
+    Raise CannotRestore if the slot lacks a tensor or has it in another shape or type, or if the
+    Saver does more than assign tensors.
+    """
     try:
         graph = read_restore_graph(saver, session.graph)
     except UnsupportedSaver as why:
@@ -154,11 +163,11 @@ class KeysDiffer(GraphChanged, tf.errors.InvalidArgumentError):
 
 
 def restore_or_send(saver: Any, session: Any, path: str) -> None:
-    """Restore checkpoint `path`. If the servers do not have it, read it here and send it to them.
+    """Restore checkpoint `path`. If the servers cannot read it, read it here and send it to them.
 
-    A Saver's restore ops read where their variables are. With parameter servers that may be another
-    machine, which shares no files with the chief. One call sends everything, so it must fit into
-    one message (2 GB). If that fails, too, TensorFlow's first error is raised.
+    A Saver's restore ops read the files on the machine where their variables are. This may be a
+    server's machine that shares no files with the chief. One call sends all values, so they must
+    fit into one message (2 GB). If sending fails, too, raise TensorFlow's first error.
     """
     with literal_path(path) as readable:
         _restore_or_send(saver, session, readable)

@@ -1,8 +1,8 @@
 """Decide once, when the graph is complete, what its sessions save and by which backend.
 
-The Supervisor's constructor calls this, and so does the controller of a monitored session. It adds
-the capture op to the finalized graph. The op is hidden from the program, and from everything that
-is written about the graph.
+The Supervisor's constructor makes a SaveConfig, and so does the controller of a monitored session.
+A SaveConfig adds the capture op to the finalized graph. The op is hidden: the program does not find
+it among the graph's operations, and no GraphDef or event file has it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ USE_DEFAULT = 0  # TensorFlow's Supervisor.USE_DEFAULT
 
 
 class SaveConfig(msgspec.Struct):
-    """A Saver's plan, and the capture that serves it. Without a capture, the Saver's op saves."""
+    """How to capture what a Saver saves, and how to name and keep its checkpoints (the `plan`).
+
+    Without a `capture`, the Saver's own op saves.
+    """
 
     saver: Any
     global_step: Any
@@ -67,7 +70,10 @@ class SaveConfig(msgspec.Struct):
     def from_graph(
         saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
     ) -> SaveConfig:
-        """Return what `saver` saves of the finalized `graph`. `has_meta`: with .meta files."""
+        """Return what `saver` saves of the finalized `graph`.
+
+        If `has_meta`, its checkpoints have `.meta` files.
+        """
         config = SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s, plan=plan, saves=True)
         try:
             saved = read_save_graph(saver, graph)
@@ -81,20 +87,17 @@ class SaveConfig(msgspec.Struct):
         return config
 
     def introduce(self, runtime: Runtime) -> None:
-        """Tell the checkpoint service, also after its restarts, how to name and keep
-        checkpoints.
-        """
+        """Tell the checkpoint service, and each later one, how to name and keep checkpoints."""
         assert self.plan is not None
         if self.meta:
             self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
         introduce_plan(runtime, self.plan)
 
     def _lay_meta(self, runtime: Runtime) -> Path:
-        """Write the `.meta` to shared memory, where the service finds it, or to the run directory
-        if that is full.
+        """Write the `.meta` file where the service finds it, and return its path.
 
-        Its name is a hash of its content, so all attempts of an unchanged program write the same
-        file.
+        The file is in shared memory, or in the run directory if shared memory is full. Its name has
+        a hash of its content, so all attempts of an unchanged program write the same file.
         """
         name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
         path = runtime.connection.paths.shm_dir / name
@@ -106,7 +109,7 @@ class SaveConfig(msgspec.Struct):
         return path
 
     def _keep_meta(self) -> None:
-        """Write the `.meta` again if it is gone: its directory was removed during the run."""
+        """Write the `.meta` file again if its directory was removed during the run."""
         if self.plan is not None and self.plan.meta_path and not (path := Path(self.plan.meta_path)).exists():
             with contextlib.suppress(OSError):  # the directory is still missing; the worker calls again in some seconds
                 replace_file(path, self.meta, durable=False)

@@ -1,11 +1,11 @@
 """Read the tensors that a Saver saves and restores from the Saver's own graph ops.
 
-Each session does this once for its Saver. Nothing is added to the graph. A Saver that does more
-than read and assign tensors raises UnsupportedSaver with the reason. Its own op then writes the
-checkpoints.
+A SaveConfig reads once what its Saver saves. Each restore reads what the Saver restores. Reading
+adds nothing to the graph. If a Saver does more than read and assign tensors, the functions here
+raise UnsupportedSaver with the reason. Then the Saver's own op writes the checkpoints.
 
-The search follows the graph from `saver_def.save_tensor_name` back to the SaveV2 ops, whose inputs
-are the file name, the tensors' names, their slices and the tensors.
+The search follows the graph from `saver_def.save_tensor_name` back to the SaveV2 ops. The inputs of
+a SaveV2 op are the file name, the tensors' names, the tensors' slices and the tensors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ UNFETCHABLE = {"variant", "resource"}
 
 
 class UnsupportedSaver(Exception):
-    """Only the Saver's own ops can save or restore for it. The message says why."""
+    """Only a Saver's own ops can save or restore its tensors. The message says why."""
 
 
 class SavedTensor(msgspec.Struct, frozen=True):
@@ -113,9 +113,9 @@ def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
 def _sources_of_saving(op: Any) -> list[Any]:
     """Return the ops that must run before `op`, without those that compute tensors to save.
 
-    Raise UnsupportedSaver if `op` is neither a save op nor plumbing. The search also visits
-    constants: for a Saver that was built under tf.control_dependencies, TensorFlow drops the
-    dependency from the save op and keeps it at the op's constant inputs.
+    Raise UnsupportedSaver if `op` is neither a save op nor plumbing. Constants are included,
+    because they may depend on other ops: if a Saver was built under tf.control_dependencies,
+    TensorFlow drops the dependency from the save op and keeps it at the op's constant inputs.
     """
     if op.type != SAVE_OP and op.type not in PLUMBING:
         raise UnsupportedSaver(f"saving also runs {op.name}, an op of type {op.type}")
@@ -123,9 +123,11 @@ def _sources_of_saving(op: Any) -> list[Any]:
 
 
 def _shard_number(save_op: Any, filename: Any) -> int:
-    """Return the number of a save op's shard: ShardedFilename's, or 0 without such an op.
+    """Return the number of the shard that a save op writes.
 
-    Raise UnsupportedSaver unless the file name is computed from op `filename`, which is fed.
+    It is the number in the op ShardedFilename, or 0 if there is no such op. `filename` is the op
+    that a save feeds with the file name. If the save op's file name does not come from there, raise
+    UnsupportedSaver.
     """
 
     def sources(op: Any) -> list[Any]:
@@ -159,7 +161,10 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
 
 
 def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
-    """Return how to restore `saver` without a file, or raise UnsupportedSaver with the reason."""
+    """Return how to restore without a file what `saver` restores.
+
+    Raise UnsupportedSaver, with the reason, if that is impossible.
+    """
     name = saver.saver_def.restore_op_name
     outputs: dict[tuple[str, str], Any] = {}
     ops = closure([graph.get_operation_by_name(name)], lambda op: () if op.type in RESTORE_OPS else sources_of(op))
@@ -214,9 +219,9 @@ _REF_PASSING = {"RefSwitch", "RefMerge", "RefEnter"}
 def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
     """Return whether running `fetches` certainly changes none of the tensors `saved`.
 
-    `fetches` is as given to Session.run. This matters if a machine goes away during a long call: an
-    evaluation writes no variables, so the state can be captured while it runs. An op counts as a
-    write unless it is known to be a read.
+    `fetches` is what the program gave to Session.run. This matters if the machine is about to go
+    away during a long call. If the call only evaluates, it writes no variable, so the state can be
+    captured while the call runs. An op that is not known as a read counts as a write.
     """
     known, found = elements_of(graph, fetches), [_writers_of(tensor) for tensor in saved]
     writers = [one for one in found if one is not None]

@@ -1,11 +1,13 @@
 """Have parameter servers capture their own variables into the chief's slot.
 
-A Capture uses this if the servers are tasks of the run. The servers' part is in servers.py. A
-capture has two phases. First, one session.run takes views on all servers and, of the other tensors,
-in the chief. It sends each server an order, and each server answers with a single number. Then the
-thread that copies the chief's own views has the servers copy theirs, piece by piece. A server on
-the chief's machine copies into the slot. A server on another machine copies into memory of its own,
-and the chief fetches that into the slot (`FarServer`).
+A Capture uses this module if the servers are tasks of the run. The servers' part is in servers.py.
+
+A capture has two phases. First, one session.run sends an order to each server. Each server takes
+views of its own variables and answers with a single number. In the same run, the chief takes views
+of all other tensors. Second, off the training thread, the chief copies its views into its slot and
+has the servers copy theirs, piece by piece. A server on the chief's machine copies into this slot.
+A server on another machine copies into memory of its own, and the chief fetches these bytes into
+the slot (`FarServer`).
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class FarServer:
     """A server on another machine, whose captures the chief fetches into its slot.
 
     Fetching runs off the training thread. The server sends its tensors as one sequence of bytes.
-    In the slot each tensor has its own place, and is checked against its hash there. A kill at any
-    moment leaves the slot in state WRITING, and nobody reads such a slot.
+    The chief puts each tensor at its offset in the slot, and checks it against its hash there. A
+    kill at any moment leaves the slot in state WRITING, and nobody reads such a slot.
     """
 
     def __init__(self, host: str, places: Sequence[SlotRange], clock: Clock | None = None) -> None:
@@ -95,7 +97,8 @@ def server_of(tensor: Any) -> str:
 class CaptureOrders:
     """Gives the servers their orders, through the ops of one session.
 
-    When a server gets its first order from a new object, it drops the captures of earlier ones.
+    When a server gets the first order of a new CaptureOrders, it drops the captures that previous
+    ones have ordered.
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class CaptureOrders:
     def capture(self, memory: SlotMap | None) -> tuple[int, Finish]:
         """Have the servers capture.
 
-        Return the step that one of them has captured, or -1, and a function that has them copy.
+        Return the step, and a function that has the servers copy. The step is -1 if no server has
+        captured it.
         """
         self._number += 1
         order = CaptureOrder(owner=self._owner, number=self._number, is_far=memory is not None and bool(self._far))
@@ -185,9 +189,10 @@ class ServerCapture:
     def capture_servers(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
         """Have the servers and the chief capture.
 
-        Return the step that a server has captured, or -1, and a function that has the servers copy.
-        Both this method and that function raise InvalidArgumentError if a server refuses. `memory`
-        is the chief's slot. Without it, the servers keep nothing: such a capture only warms up.
+        Return the step, and a function that has the servers copy. The step is -1 if no server has
+        captured it. This method and the function both raise InvalidArgumentError if a server
+        refuses. `memory` is the chief's slot. Without `memory`, the servers keep nothing: such a
+        capture only warms up.
         """
         if session not in self._orders:
             make = tf1.Session.make_callable  # does not pass the boundary: a capture is not a step

@@ -67,7 +67,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
     def _run_with_pending(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
         """Run the program's call, and fetch in the same run what the pending fetch needs.
 
-        If the run fails, the program gets the error.
+        If the run fails, the program gets the error, and the pending fetch ends without a value.
         """
         pending = self._procsv_pending
         split = pending.piggyback.split(fetches, feed_dict) if pending is not None else None
@@ -108,7 +108,8 @@ def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
 def adopt_session(session: Any, boundary: Boundary) -> bool:
     """Make the calls of `session` pass `boundary`.
 
-    Return False if it is not a plain Session, such as a wrapper of the program's own.
+    Return False, and change nothing, if `session` is not a plain Session. A wrapper that the
+    program has made is an example.
     """
     if type(session) not in (tf1.Session, TrainingSession):
         return False
@@ -126,7 +127,7 @@ class CallCounter:
     """Counts the calls of all sessions that end on the thread that made the counter.
 
     So procsv sees progress while a program evaluates in another session. While a counter counts,
-    TensorFlow's `Session.run` is wrapped. The wrapper does not change what it does or returns.
+    TensorFlow's `Session.run` is wrapped. The wrapped `run` does and returns the same as before.
     """
 
     def __init__(self) -> None:

@@ -50,8 +50,9 @@ class GraphState(StateSource):
     ) -> None:
         """Make the source of state.
 
-        `capture` captures what `spec` describes. Without it, the Saver's own op saves, under
-        `save_name`. `keep_meta` rewrites the `.meta` file for the checkpoint service if it is gone.
+        `capture` captures what `spec` describes. Without `capture`, the Saver's own op saves, under
+        `save_name`. `keep_meta` writes the `.meta` file for the checkpoint service again if the
+        file is gone.
         """
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
@@ -117,7 +118,7 @@ class GraphState(StateSource):
     def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
         """Capture while `gate` holds the other tasks between two steps.
 
-        If it cannot hold them all, capture anyway; then `is_exact` is False.
+        If `gate` cannot hold all of them, capture all the same, with `is_exact` False.
         """
         with gate.hold(gather_s_of(self._step_s())) as hold:
             captured = self._run_capture(into)
@@ -185,10 +186,10 @@ class GraphState(StateSource):
 
 @contextlib.contextmanager
 def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
-    """Keep `saver` from listing what the block saves, and so from deleting an older checkpoint.
+    """Yield options for `saver.save` with which the Saver does not list what it saves.
 
-    Yields the options for `saver.save` that do this. If its `save` has no `write_state`, the
-    Saver's list is emptied for the length of the block instead.
+    A Saver that lists a new checkpoint may delete an older one. If the Saver's `save` has no option
+    `write_state`, its list is empty during the block instead, so it has nothing to delete.
     """
     options: dict[str, Any] = {"latest_filename": "staged", "write_state": False}
     parameters = inspect.signature(type(saver).save).parameters.values()

@@ -1,11 +1,11 @@
 """Let the user's own `saver.save` and the checkpoint service save into the same directory.
 
 The user may save at any time and from any thread. During a session, UserSaves replaces the `save`
-of the session's Saver. It lets one save at a time write the `checkpoint` file. Each save starts
-from the list in that file, so that no checkpoint is missing from the list, or overlooked when old
-ones are deleted. Each save is reported to the service. Checkpoints of other Savers stay listed, and
-this Saver does not delete them. Saves to other directories, and saves that do not write the list,
-go straight to TensorFlow.
+of the session's Saver. The replacement lets one save at a time write the `checkpoint` file, which
+has the list of checkpoints. Each save starts from the list in this file. So no checkpoint gets lost
+from the list, and each old checkpoint is deleted in its turn. UserSaves reports each save to the
+service. The checkpoints of other Savers stay listed, and this Saver does not delete them. Saves to
+other directories, and saves that do not write the list, go straight to TensorFlow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UserSaves:
 
     def __init__(self, saver: Any, save_path: str, runtime: Runtime) -> None:
         self._saver, self._directory, self._runtime = saver, _directory_of(save_path), runtime
-        self._own: frozenset[str] = frozenset()  # this Saver's checkpoints, in addition to its own list
+        self._own: frozenset[str] = frozenset()  # this Saver's checkpoints, also those that its list lacks
         self._save = saver.save
         self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` calls `self.save`
         self._lock, self._holder = threading.Lock(), 0  # _holder: the thread that saves now, by its id; 0: none
@@ -68,9 +68,10 @@ class UserSaves:
         return bool(here and writes_list and latest in (None, STATE_FILE))
 
     def on_durable(self, own: tuple[str, ...]) -> None:
-        """Adopt the service's list of this Saver's checkpoints after the service has saved one.
+        """Adopt the list of this Saver's checkpoints that the service has sent after a save.
 
-        Never waits for a save that is under way: that save has read the `checkpoint` file itself.
+        Do not wait for a save of the program that is under way. Such a save sets the list itself,
+        from the `checkpoint` file.
         """
         self._own = frozenset(own)
         if self._lock.acquire(blocking=False):
@@ -80,7 +81,10 @@ class UserSaves:
                 self._lock.release()
 
     def _list_checkpoints(self) -> list[str]:
-        """Set the Saver's list to its checkpoints in the `checkpoint` file. Return the others."""
+        """Set the Saver's list to those checkpoints in the `checkpoint` file that are its own.
+
+        Return the file's other checkpoints, which other Savers have written.
+        """
         listed = self._listed()
         if listed is None:
             return []
@@ -102,9 +106,9 @@ class UserSaves:
         return [anchor(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
     def _list_too(self, external: list[str], save_dir: str) -> None:
-        """List the other Savers' checkpoints again, because a Saver lists only its own.
+        """Add the checkpoints of other Savers to the list again: a Saver lists only its own.
 
-        After a kill before this, the service lists them, because it knows them, too.
+        If a kill prevents this, the service adds them, because it knows these checkpoints, too.
         """
         listed = self._listed() or []
         missing = [path for path in external if path not in listed]

@@ -1,11 +1,12 @@
 """Make views of TensorFlow's buffers that do not change while training goes on, without a copy.
 
-A Capture uses this when it is made. A dense update of a resource variable copies on write while
-something else holds the variable's buffer. A sparse update (a scatter, the gradients of an
-embedding) writes in place. So before the first sparse update TensorFlow switches the variable to
-copy-on-read, and from then on every read copies the whole embedding on the training thread. If that
-may have happened to a variable, the capture runs DisableCopyOnRead before it reads. If the view is
-still held at the next sparse update, that update copies the variable once.
+A Capture chooses its views with this module when it is made. While something else holds the buffer
+of a resource variable, a dense update copies on write, so the view keeps its value. A sparse update
+(a scatter, the gradients of an embedding) writes in place. So before the first sparse update
+TensorFlow switches the variable to copy-on-read. From then on, every read copies the whole
+embedding on the training thread. If sparse updates are possible for a variable, the capture runs
+DisableCopyOnRead before it reads. If the view is still held at the next sparse update, this update
+copies the variable once.
 
 One ReadVariableOp for each of some thousand variables takes nearly half of a capture (1.3 of 2.9 µs
 a variable). So one op reads many variables: TensorFlow's internal `_ReadVariablesOp`.
@@ -68,8 +69,8 @@ def can_be_held(tensor: Any) -> bool:
 def views_of(tensors: list[Any]) -> list[Any]:
     """Return tensors with the values of `tensors`, read with as few ops and copies as possible.
 
-    They are in the same order. Their graph must be the default and not finalized, because this may
-    add ops to it.
+    The result has the order of `tensors`. The function may add ops to the graph, so the graph must
+    be the default graph and not finalized.
     """
     views = list(tensors)
     together: dict[str, list[tuple[int, Any]]] = defaultdict(list)  # by device
