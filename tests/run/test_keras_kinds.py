@@ -25,6 +25,7 @@ KINDS = {  # how often each is killed; `scripts/soak --keras` has the other kind
     "generator": 1,
     "iterator": 1,
     "own state": 1,
+    "own variables": 2,
     "another model next": 2,
     "mirrored": 1,
     "mirrored mixed precision": 1,

@@ -45,6 +45,7 @@ KINDS = (
     "compiled by XLA",
     "iterator",
     "own state",
+    "own variables",
     "two fits",
     "stopped early",
     "mirrored",
@@ -127,6 +128,37 @@ class OwnState(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 1e-2 / len(self.hidden["seen"])
 
 
+class Averages(keras.callbacks.Callback):
+    """Averages the weights into a second model, and counts in variables. The learning rate depends on them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.count, self.losses = tf.Variable(0.0), {"loss": keras.metrics.Mean()}
+        self.teacher, self.optimizer = keras.models.clone_model(model), model.optimizer
+        self.whole = [model, model.trainable_variables]
+        self.average: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.average = keras.models.clone_model(self.model)
+        self.average.compile("sgd", "mse")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count.assign_add(1.0)
+        self.losses["loss"].update_state(logs["loss"])
+        for one, other in zip(self.teacher.variables, self.model.variables, strict=True):
+            if one.dtype == "float32":
+                one.assign(0.9 * one + 0.1 * other)
+        self.model.optimizer.learning_rate = 1e-2 / (1 + 0.1 * float(self.count) * float(self.losses["loss"].result()))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for one, other in zip(self.average.weights, self.model.weights, strict=True):
+            one.assign(one + (other - one) / (epoch + 1))
+
+    @property
+    def variables(self) -> list[Any]:
+        return [self.count, *self.losses["loss"].variables, *self.teacher.variables, *self.average.variables]
+
+
 def build(kind: str) -> Any:
     if kind == "mixed precision":
         keras.mixed_precision.set_global_policy("mixed_float16")
@@ -190,12 +222,14 @@ def data_of(kind: str, x: Any, y: Any) -> tuple[Any, Any, dict[str, Any]]:
             return whole.shuffle(320, seed=5).batch(BATCH).prefetch(2), None, {}
 
 
-def callbacks_of(kind: str) -> list[Any]:
+def callbacks_of(kind: str, model: Any) -> list[Any]:
     found: list[Any] = [keras.callbacks.EarlyStopping("val_loss", patience=6, restore_best_weights=True), Slow()]
     if kind == "stopped early":  # after three epochs without an improvement of that size
         found[0] = keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=2, restore_best_weights=True)
     if kind == "own state":
         return [*found, OwnState()]
+    if kind == "own variables":
+        return [*found, Averages(model)]
     if kind != "schedule":
         found += [
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5),
@@ -228,7 +262,7 @@ def train(kind: str, protected: bool) -> str:
         validation: Any = (x[:64], y[:64])
         if kind == "shuffled validation":
             validation = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(320, seed=9).batch(7)
-        callbacks = callbacks_of(kind)
+        callbacks = callbacks_of(kind, model)
         if protected:
             callbacks.append(procsv.keras.BackupAndRestore(data="iterator" if kind == "iterator" else "auto"))
         history = model.fit(
@@ -242,8 +276,9 @@ def train(kind: str, protected: bool) -> str:
         )
         found.update(json.dumps(history.history, sort_keys=True).encode())
     second = model.second.variables if isinstance(model, OwnStep) else ()
-    for variable in (*model.variables, *model.optimizer.variables, *second):
-        for component in getattr(variable.value, "values", (variable,)):
+    averages = [variable for one in callbacks if isinstance(one, Averages) for variable in one.variables]
+    for variable in (*model.variables, *model.optimizer.variables, *second, *averages):
+        for component in getattr(getattr(variable, "value", None), "values", (variable,)):
             found.update(np.asarray(component).tobytes())
     return found.hexdigest()[:16]
 

@@ -75,6 +75,7 @@ class Baseline:
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
+        self.variables = dict[str, int]()  # how many each attribute held after `on_train_begin`
         self._outside: dict[str, tuple[Callable[[], Any], Any]] = {}  # see `_find_outside`: a reader, and what it read
         self.settings = self._read_settings(callback)
 

@@ -32,8 +32,8 @@ from procsv.training.keras.callback_state import (
     Baseline,
     SavedValue,
     find_changed_settings,
-    find_leaves,
 )
+from procsv.training.keras.callback_variables import Counts, count_variables, find_variables, ids_of
 from procsv.training.keras.content_digest import is_own, set_by_libraries
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
@@ -78,6 +78,7 @@ def mark_begun(callbacks: Sequence[Any]) -> None:
     """Mark the callbacks after `on_train_begin`."""
     for one in callbacks:
         _baseline_of(one).note_begun(one)
+        _baseline_of(one).variables = count_variables(one)
 
 
 def mark_again(callbacks: Sequence[Any]) -> None:
@@ -122,8 +123,10 @@ def _state_of(callback: Any) -> Any:
     is_of_keras = _is_of_keras(callback)
     state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)
     if not is_of_keras:
-        for name, why in {**unkept, **_with_variables(callback, kind)}.items():
-            _say_unkept(kind, name, why, f"Give {kind} get_state() and set_state(state) if it matters")
+        saved, unsaved = _find_unsaved(callback)
+        for name, why in {**unkept, **unsaved}.items():
+            if name not in saved:
+                _say_unkept(kind, name, why, f"Give {kind} get_state() and set_state(state) if it matters")
     return {
         "kept": {name: tuple(saved) for name, saved in state.items()},
         "settings": baseline.settings,
@@ -131,23 +134,26 @@ def _state_of(callback: Any) -> Any:
     }
 
 
-def _with_variables(callback: Any, kind: str) -> dict[str, str]:
-    """Return the attributes with variables that are no part of the model: lists of variables, and other models."""
-    found, model = dict[str, str](), getattr(callback, "model", None)
-    for name, (_, _, value) in find_leaves(callback):
-        if name in FITS_OWN or (kind, name) in _said or model is None:
-            continue
-        items = [value] if isinstance(value, keras.Layer) else []
-        if type(value) is dict or isinstance(value, list | tuple):  # copied, as another thread may change it
-            items = list(value.copy().values() if type(value) is dict else value)
-        if items and (isinstance(items[0], keras.Layer) or hasattr(type(items[0]), "assign")):
-            own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
-            known = {id(one) for variable in own for one in (variable, getattr(variable, "value", None))}
-            if known.issuperset(id(one) for item in items for one in getattr(item, "variables", [item])):
-                _said.add((kind, name))  # there is nothing to say
-            else:
-                found[name] = "it has variables of its own"
-    return found
+def counts_of(callback: Any) -> Counts | None:
+    """Return how many variables a callback held after `on_train_begin`; None if procsv does not save them."""
+    is_skipped = _is_of_keras(callback) or _has_own_state(callback)
+    return None if is_skipped else _baseline_of(callback).variables
+
+
+def _find_unsaved(callback: Any) -> tuple[set[str], dict[str, str]]:
+    """Return the attributes whose variables are saved, and for the others why they are not."""
+    model, counts = getattr(callback, "model", None), _baseline_of(callback).variables
+    optimizer = getattr(model, "optimizer", None)
+    saved, unsaved = set[str](), dict[str, str]()
+    for name, (variables, is_all) in find_variables(callback).items():
+        holders = (model.variables, model.metrics_variables) if model is not None else ()
+        known = ids_of(one for part in (*holders, getattr(optimizer, "variables", ())) for one in part)
+        is_known = ids_of(variables) <= known
+        if is_all and (is_known or counts.get(name) == len(variables)):
+            saved.add(name)
+        elif not is_known:
+            unsaved[name] = "it has variables that the fit made" if is_all else "it has variables of its own"
+    return saved, unsaved
 
 
 def read_model(model: Any) -> dict[str, Any]:

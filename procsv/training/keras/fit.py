@@ -108,6 +108,7 @@ class Fit:
                 self._start.build,
                 lambda: self._calls,
                 self.files,
+                self._progress.find_variables,
             )
         return self._state
 
@@ -117,10 +118,12 @@ class Fit:
         Reading the loss waits for the batch, but so does the capture.
         """
         self._runtime.heartbeat.show_loss(read_loss(self._logs, self._progress.read_step()))
+        state = self._state  # None while it is being made
+        variables = {"variables": {} if state is None else state.specs}
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
-            return self._found_end
+            return self._found_end | variables
         place = self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
-        return place | {"step": self._state is not None and self._state.has_step_variables}
+        return place | {"step": state is not None and state.has_step_variables} | variables
 
     def _note_durable(self, news: Durable) -> None:
         self._saved = news

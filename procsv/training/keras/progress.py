@@ -17,8 +17,10 @@ import msgspec
 from procsv.base.outcome import FitPlace
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.training.keras import private
+from procsv.training.keras.callback_variables import find_saved
 from procsv.training.keras.callbacks import (
     check_callbacks,
+    counts_of,
     find_lost_model,
     kinds_of,
     mark_again,
@@ -246,6 +248,10 @@ class FitProgress:
         self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------
+    def find_variables(self) -> dict[str, list[Any]]:
+        """Return the variables that the callbacks hold, by a name that the next attempt knows."""
+        return find_saved(self._callbacks, counts_of)
+
     def read_place(self, names: dict[str, list[str]] | None) -> Plain:
         """Return all progress as plain values. `names`: `name_variables()`, if the fit is over."""
         if self.evaluation.place is not None:

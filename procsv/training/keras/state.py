@@ -28,6 +28,7 @@ from procsv.training.eager.object_graph import CannotCapture
 from procsv.training.eager.private import GRAPH_KEY, find_op
 from procsv.training.eager.state import EagerState
 from procsv.training.keras import private
+from procsv.training.keras.callback_variables import Spec, ids_of, make_placeholders, spec_of
 from procsv.training.keras.epochs import is_small, written_variables
 from procsv.training.keras.file_writer import FileWriter
 from procsv.training.runtime.log import log
@@ -71,7 +72,7 @@ class Rest(tf.Module):
 
     def __init__(self, place: Place) -> None:
         super().__init__()
-        self.place, self.variables_besides = place, list[Any]()
+        self.place, self.variables_besides, self.of_callbacks = place, list[Any](), list[Any]()
 
 
 class FoundState:
@@ -113,14 +114,16 @@ class FitState(EagerState):
         build: Callable[[Plain], None],
         count_calls: Callable[[], int],
         files: FileWriter,
+        find_variables: Callable[[], dict[str, list[Any]]] = dict,
     ) -> None:
         """Make the source of state of a fit.
 
         `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables
-        of a place that do not exist yet.
+        of a place that do not exist yet. `find_variables` returns the variables of the callbacks.
         """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
-        self._count_calls, self._files = count_calls, files
+        self._count_calls, self._files, self._find_variables = count_calls, files, find_variables
+        self.specs: dict[str, Spec] = {}  # of the callbacks' variables that are tracked
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
         self._of_step: list[Any] = []
@@ -133,6 +136,7 @@ class FitState(EagerState):
         """Capture the state. It records which model files were saved, so it is published only when
         no crash can lose these files any more.
         """
+        self._track(self._of_callbacks())
         captured, before = super().capture(into), self._files.captured
         view = captured.view
 
@@ -145,6 +149,7 @@ class FitState(EagerState):
 
     def save_to(self, directory: Path, step: int) -> str:
         self._files.wait_made(self._files.captured)
+        self._track(self._of_callbacks())
         return super().save_to(directory, step)
 
     def count_calls(self) -> int:
@@ -164,6 +169,32 @@ class FitState(EagerState):
         if list(map(id, besides)) != list(map(id, self._besides)):
             self._besides = besides
             self._rest.variables_besides = besides
+
+    def _of_callbacks(self) -> dict[str, list[Any]]:
+        """Return the variables of the callbacks, without those that are tracked already."""
+        known, found = ids_of(self._besides), dict[str, list[Any]]()
+        for name, variables in self._find_variables().items():
+            own = [one for one in variables if known.isdisjoint(ids_of([one]))]
+            known |= ids_of(own)
+            if own:
+                found[name] = own
+        return found
+
+    def _track(self, of_callbacks: dict[str, list[Any]]) -> None:
+        variables = [one for own in of_callbacks.values() for one in own]
+        if list(map(id, variables)) != list(map(id, self._rest.of_callbacks)):
+            self._rest.of_callbacks = variables
+        self.specs = {name: spec_of(own) for name, own in of_callbacks.items()}
+
+    def _track_as_saved(self, place: Plain) -> list[str]:
+        """Track the callbacks' variables that the state of `place` has.
+
+        Return the attributes that it lacks, or for which the program now has other variables.
+        """
+        now, saved = self._of_callbacks(), place.get("variables", {})
+        fits = {name for name, spec in saved.items() if name in now and spec_of(now[name]) == spec}
+        self._track({name: now[name] if name in fits else make_placeholders(spec) for name, spec in saved.items()})
+        return sorted((now.keys() | saved.keys()) - fits)
 
     @property
     def has_step_variables(self) -> bool:
@@ -201,6 +232,7 @@ class FitState(EagerState):
         found = FoundState(state)
         if self._is_of_this_fit(found.place):
             self._build(found.place)
+            self._track_as_saved(found.place)
             if isinstance(state, str):
                 self._check_file(state)
             else:
@@ -238,6 +270,7 @@ class FitState(EagerState):
 
     def hold_values(self) -> Any:
         """Hold the current values of all variables unchanged; None if they cannot be read."""
+        self._track(self._of_callbacks())
         try:
             _, reader, _ = self.current()
         except CannotCapture:
@@ -250,7 +283,15 @@ class FitState(EagerState):
             replicas.assign(variable, values[number])
 
     def put_back_state(self, found: FoundState) -> None:
+        """Restore the variables. Name the callbacks' variables that the state does not have."""
+        left = self._track_as_saved(found.place)
         super().restore(found.where)
+        if left:
+            names = ", ".join(f"{kind}.{name}" for kind, _, name in map(str.split, left))
+            log.warning(
+                "procsv: the saved state does not fit the variables of %s: they start as the program makes them", names
+            )
+        self._track(self._of_callbacks())
 
 
 def _counted_in(graph: Any, known: set[int]) -> list[Any]:

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, private
-from procsv.training.keras.progress import FitKind, FitNumbers, Series
+from procsv.training.keras.progress import FitKind, FitNumbers, FitProgress, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
 from tests.support.naming import Naming
@@ -66,7 +66,13 @@ class _Forgetful(FitNumbers):
 
 
 def fit(
-    directory: Path, after: int = 0, units: int = 8, epochs: int = 3, batch_size: int = 16, **options: Any
+    directory: Path,
+    after: int = 0,
+    units: int = 8,
+    epochs: int = 3,
+    batch_size: int = 16,
+    others: Sequence[Any] = (),
+    **options: Any,
 ) -> tuple[Any, Any]:
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
@@ -74,7 +80,8 @@ def fit(
     model = keras.Sequential(layers)
     model.compile("adam", "mse", jit_compile=False)
     ours = procsv.keras.BackupAndRestore(directory, **{"save_freq": 1, "delete_checkpoint": False, **options})
-    history = model.fit(X, Y, epochs=epochs, batch_size=batch_size, verbose=0, callbacks=[Interrupt(after), ours])
+    callbacks = [*others, Interrupt(after), ours]
+    history = model.fit(X, Y, epochs=epochs, batch_size=batch_size, verbose=0, callbacks=callbacks)
     return model, history
 
 
@@ -94,6 +101,66 @@ def _end_run() -> None:
 def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:
     variables = [*model.variables, *model.optimizer.variables]
     return [np.asarray(variable).tobytes() for variable in variables], history.history
+
+
+class Average(keras.callbacks.Callback):
+    """Averages the weights into a second model that it makes when the fit begins, and counts in a variable."""
+
+    made: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = tf.Variable(0.0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.average = keras.models.clone_model(self.model)
+        Average.made = self.average
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count.assign_add(1.0)
+        for one, other in zip(self.average.weights, self.model.weights, strict=True):
+            one.assign(one + (other - one) / self.count)
+
+
+def average(directory: Path, after: int = 0) -> list[bytes]:
+    fit(directory, after, others=[Average()])
+    return [np.asarray(one).tobytes() for one in Average.made.weights]
+
+
+def test_a_callbacks_second_model_and_variables_continue_after_a_restart(tmp_path: Path) -> None:
+    wanted = average(tmp_path / "alone")
+    with pytest.raises(Interrupted):
+        average(tmp_path / "run", 6)
+    _end_run()
+    assert average(tmp_path / "run") == wanted
+
+
+def test_a_state_without_the_variables_of_a_callback_is_restored_and_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FitProgress, "find_variables", lambda _: {})
+    with pytest.raises(Interrupted):
+        average(tmp_path / "run", 6)
+    monkeypatch.undo()
+    monkeypatch.setattr(backup, "numbers", _Forgetful())
+    _end_run()
+    model, _ = fit(tmp_path / "run", others=[Average()])
+    assert int(np.asarray(model.optimizer.iterations)) == 12
+    assert "Average.average, Average.count" in caplog.text
+
+
+def test_a_state_with_variables_that_the_callback_no_longer_has_is_restored_and_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Interrupted):
+        average(tmp_path / "run", 6)
+    _end_run()
+    monkeypatch.setattr(Average, "on_train_begin", lambda self, logs=None: None)
+    monkeypatch.setattr(Average, "on_train_batch_end", lambda self, batch, logs=None: None)
+    model, _ = fit(tmp_path / "run", others=[Average()])
+    assert int(np.asarray(model.optimizer.iterations)) == 12
+    assert "Average.average" in caplog.text
+    assert "Average.count" not in caplog.text
 
 
 @pytest.mark.long

@@ -180,7 +180,7 @@ def test_a_variable_outside_of_a_callback_that_it_sets_is_named(caplog: pytest.L
     assert all(f"Counts.{name} is not kept" in caplog.text for name in ("TOTAL", "count"))
 
 
-def test_variables_of_a_callbacks_own_are_named_and_those_of_the_model_are_not(
+def test_variables_that_the_fit_makes_are_named_and_those_of_the_model_or_of_on_train_begin_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Averages(keras.callbacks.Callback):
@@ -188,12 +188,17 @@ def test_variables_of_a_callbacks_own_are_named_and_those_of_the_model_are_not(
             self.watched, self.kernels = self.model.layers[0], self.model.trainable_variables
             self.averages = [keras.Variable(one) for one in self.kernels]
             self.teacher = keras.models.clone_model(self.model)
+            self.members = [keras.models.clone_model(self.model)]
 
     callback, model = Averages(), keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     callback.set_model(model)
-    read_callbacks([begin(callback)])
-    assert all(f"Averages.{name} is not kept" in caplog.text for name in ("averages", "teacher"))
-    assert not any(f"Averages.{name} " in caplog.text for name in ("watched", "kernels"))
+    begin(callback)
+    callback.late = keras.Variable(1.0)
+    callback.members.append(keras.models.clone_model(model))
+    callback.mixed = [keras.Variable(1.0), object()]
+    read_callbacks([callback])
+    assert all(f"Averages.{name} is not kept" in caplog.text for name in ("late", "members", "mixed"))
+    assert not any(f"Averages.{name} " in caplog.text for name in ("watched", "kernels", "averages", "teacher"))
 
 
 class Decay:
