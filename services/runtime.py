@@ -59,8 +59,9 @@ class Service(Protocol):
         """
 
     def orphaned(self) -> None:
-        """Called once, when the watchdog is dead: save, tidy up, and finish within the grace
-        period.
+        """Called once, when the watchdog is dead.
+
+        The service saves, tidies up, and finishes within the grace period.
         """
 
     def is_finished(self) -> bool: ...

@@ -219,8 +219,7 @@ class Findings(msgspec.Struct):
 
     @property
     def is_open(self) -> bool:
-        """Whether the only problem is that the variables differ, and they differ even without
-        faults.
+        """Whether the only problem is that the variables differ, as they do without faults.
 
         The difference may then be the program's own noise.
         """

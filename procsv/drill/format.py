@@ -1,5 +1,6 @@
-"""Format the findings of a drill, for `procsv drill`: a table for people, plain data for
-programs.
+"""Format the findings of a drill: a table for people, plain data for programs.
+
+`procsv drill` uses it.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _continuity(first: str, second: str) -> dict[str, Any]:
 def _ask_tool(module: str, *args: str) -> dict[str, Any]:
     """Run one of the services' tools in a process of its own and return its answer.
 
-    Returns {} if the tool finds nothing to examine. UserError if the tool fails.
+    Returns {} if the tool cannot read what it is to examine. UserError if the tool fails.
     """
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

@@ -96,10 +96,10 @@ class SummaryCore(msgspec.Struct):
         self._streams[writer] = _Stream(through)
 
     def attempt_began(self, task: TaskId, incarnation: int) -> list[Action]:
-        """Notes an attempt that has sent a message, and ends the streams of the task's earlier
-        attempts.
+        """Notes an attempt that has sent a message.
 
-        Returns no actions if this attempt or a later one is already known.
+        Ends the streams of the task's earlier attempts.  Returns no actions if this attempt or a
+        later one is already known.
         """
         if incarnation <= self._newest.get(task, 0):
             return []
@@ -114,8 +114,9 @@ class SummaryCore(msgspec.Struct):
         return self.is_stale(*attempt_of(writer))
 
     def is_stale(self, task: TaskId, incarnation: int) -> bool:
-        """Whether a later attempt of the task has sent a message, so that this one's take no
-        effect.
+        """Whether a later attempt of the task has sent a message.
+
+        Messages of a stale attempt take no effect.
         """
         return incarnation < self._newest.get(task, 0)
 
@@ -166,8 +167,9 @@ class SummaryCore(msgspec.Struct):
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
     def append_failed(self, tried: Append, error: str) -> list[Action]:
-        """Notes that nothing of the batch is in the file.  The reply makes the sender send it
-        again.
+        """Notes that nothing of the batch is in the file.
+
+        The reply makes the sender send it again.
         """
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]

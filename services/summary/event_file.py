@@ -111,9 +111,7 @@ class EventFile:
         self.offset = at
 
     def cut_back(self, offset: int) -> None:
-        """Truncates the file to `offset`.  If the disk refuses, the next append truncates it
-        first.
-        """
+        """Truncates the file to `offset`.  If the disk refuses, the next append tries again."""
         self.offset, self._is_clean = offset, False
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, offset)
@@ -145,12 +143,11 @@ class EventFile:
             return self._write_frames(at, (_masked(crc),))
 
     def repair(self) -> int:
-        """Keeps the whole records after `offset`, cuts off a torn one, and returns how many it
-        kept.
+        """Keeps the whole records after `offset`, and cuts off a torn one.
 
-        A process wrote these records and was killed before it could note them in the position file.
-        Their sender may be dead too, and then cannot send them again.  The version record is not
-        counted.
+        Returns how many records it kept, not counting the version record.  A process wrote these
+        records and was killed before it could note them in the position file.  Their sender may be
+        dead too, and then cannot send them again.
         """
         count = -1 if self.offset == 0 else 0
         with os.fdopen(os.dup(self._fd), "rb") as file:

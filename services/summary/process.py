@@ -1,5 +1,6 @@
-"""Write a run's event files and graph.pbtxt in a separate process, so that no trainer waits for a
-disk.
+"""Write a run's event files and graph.pbtxt in a process of its own.
+
+So no trainer waits for a disk.
 
 procsv.services.runtime runs it. core.py decides, stream_file.py writes and graph_text.py prints;
 this module connects them to the messages.  It never imports TensorFlow (memory limit: 60 MB).  It
@@ -185,9 +186,8 @@ class SummaryService:
         for action in actions:
             match action:
                 case SummaryReply(who=who, body=body):
-                    failpoint(
-                        "summary.after_flush_before_ack"
-                    )  # killed here: the sender repeats and learns of the write
+                    # Killed here: the sender sends the records again and learns that they are written.
+                    failpoint("summary.after_flush_before_ack")
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())

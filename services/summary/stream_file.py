@@ -1,8 +1,7 @@
-"""Write the streams' event files, and record how far each is written: the summary service's disk
-side.
+"""Write the streams' event files, and record how far each of them is written.
 
-process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
-message and never decides which records are new.
+This is the disk side of the summary service.  process.py calls it from one thread to carry out the
+decisions of core.py.  It never answers a message and never decides which records are new.
 
 A stream is one event writer of an attempt.  Its *position* is a small file in the run directory
 that says how far the stream is written.  With it, each record appears exactly once, wherever a
@@ -215,11 +214,11 @@ class StreamStore:
         return found
 
     def repair(self) -> list[tuple[str, int]]:
-        """Repairs the files that a killed process left; returns (name, through) of each that can
-        continue.
+        """Repairs the files that a killed process left.
 
-        A stream of another launch is repaired and closed: its trainer is dead, and a new trainer
-        may use the same name.  A file that cannot be repaired now stays for the next call.
+        Returns (name, through) of each stream that can continue.  A stream of another launch is
+        repaired and closed: its trainer is dead, and a new trainer may use the same name.  A file
+        that cannot be repaired now stays for the next call.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -290,9 +289,7 @@ class StreamStore:
         self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Closes the files.  Streams that are still open keep their positions for the next
-        process.
-        """
+        """Closes the files.  Open streams keep their positions for the next process."""
         for stream in self._streams.values():
             stream.close_file(forget=False)
         self._streams.clear()
