@@ -1,8 +1,7 @@
-"""Give the checkpoint service access to its machine: disk, slots, processes and threads, but not
-messages.
+"""Give the checkpoint service access to its machine: disk, slots, processes and threads.
 
-process.py creates the real environment; the simulation uses one that exists only in memory.  This
-module decides nothing.
+Messages go another way. process.py creates the real environment; the simulation uses one that
+exists only in memory.  This module decides nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.store.local_files import LocalFiles
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
-# The name of a directory in which a trainer's Saver has written files, in shared memory or wherever there was room:
-# sequence, attempt and run (StagingBackend in procsv/training/snapshots/backends.py).
+# The name of a directory in which a trainer's Saver has staged files: sequence, attempt and run.  The directory is in
+# shared memory, or where there was room (StagingBackend in procsv/training/snapshots/backends.py).
 _STAGED = re.compile(r"staged\.(\d+)\.(\d+)\.([^.]+)$")
 
 
@@ -65,11 +64,14 @@ class CheckpointEnvironment:
         return Worker(name, outcomes, niceness)
 
     def slots(self) -> list[SlotInfo]:
-        """Returns all slots with a whole header, in any state, newest first."""
+        """Returns all slots with a whole header, of every state, newest first."""
         return scan_slots(self._paths.shm_dir, any_state=True)
 
     def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
-        """Returns the plan that a snapshot carries; None if its slot has been reused, so that the caller retries."""
+        """Returns the plan that a snapshot carries.
+
+        None if the trainer has reused the slot; the caller then tries again.
+        """
         with contextlib.suppress(PeerError, OSError):
             reader = SlotReader(slot)
             try:
@@ -79,13 +81,16 @@ class CheckpointEnvironment:
         return None
 
     def keep_plan(self, plan: CheckpointPlan) -> None:
-        """Stores a trainer's plan for the next service process, because staged files carry no plan."""
+        """Stores a trainer's plan, so that the next service process knows how to save staged files.
+
+        A slot carries its plan; staged files carry none.
+        """
         self._plan = plan
         with contextlib.suppress(OSError):  # no room: `restore_plan` tries again
             replace_file(self._paths.saver_plan, seal(encode_json(plan)), durable=False)
 
     def restore_plan(self) -> None:
-        """Stores the plan again if somebody has removed it."""
+        """Stores the plan again if something has removed its file."""
         if self._plan is not None and not self._paths.saver_plan.exists():
             self.keep_plan(self._plan)
 
@@ -97,7 +102,10 @@ class CheckpointEnvironment:
         return self._plan
 
     def sender(self) -> Sender:
-        """Creates the sender of snapshots to other machines.  Raises UserError if its port is taken."""
+        """Creates the sender of snapshots to other machines.
+
+        UserError if its port is taken.
+        """
         forbid_dumps()  # a core dump would contain the keys
         raise_descriptor_limit()
         return Sender(told_state_port(), self._clock)
@@ -107,7 +115,10 @@ class CheckpointEnvironment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[SavableState]:
-        """Returns the staged checkpoints that earlier services left.  Unfinished ones will fail verification."""
+        """Returns the staged checkpoints that earlier services left.
+
+        Some may be unfinished; these fail verification later.
+        """
         paths, found = self._paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
@@ -133,18 +144,23 @@ class CheckpointEnvironment:
             disk.try_to_remove_tree(directory)
 
     def parcels(self) -> list[Path]:
-        """Returns the files that trainers have handed over and that are not in place yet, oldest first."""
+        """Returns the files that trainers have handed over and that wait for placing, oldest
+        first.
+        """
         return list_parcels(self._start.paths.shm_dir)
 
     def place(self, parcel: Path) -> FileOrder:
         return place_parcel(parcel)
 
     def watch_directory(self, on_change: Callable[[], None]) -> Watch:
-        """Creates a watch that calls `on_change`, on its own thread, if the checkpoint directory may have changed."""
+        """Creates a watch on the checkpoint directory.
+
+        The watch calls `on_change`, on its own thread, when the directory may have changed.
+        """
         return Watch(on_change, self._own_changes)
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
-        """Scans the checkpoint directory, which is not a URL, and watches it from now on."""
+        """Scans the checkpoint directory, which must be local, and watches it from now on."""
         # Watch first, so that a change after the scan gives a hint.
         watch.keep_watching(Path(absolute_save_path(plan)).parent)
         return scan.scan_directory(plan)

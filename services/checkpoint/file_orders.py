@@ -1,9 +1,9 @@
-"""Put files in place that trainers hand over in addition to their state: Keras' model files.
+"""Put in place the files that trainers hand over besides their state, such as Keras' model files.
 
 A *parcel* is such a file in shared memory, with the path where it belongs (ipc/shm/file_parcel.py).
 process.py uses this module on its main thread.  The disk thread places files and writes checkpoints
-in the order in which they arrive.  So a file is in place before a checkpoint says that it was
-saved.
+in the order in which the messages arrive.  So when a checkpoint records that a file was saved, the
+file is in place.
 """
 
 from __future__ import annotations
@@ -41,18 +41,21 @@ class FileOrders:
         return self._under_way > 0
 
     def place(self, received: Received, message: PlaceFile) -> None:
-        """Places a file, and answers once it is in place or cannot be put there."""
+        """Places a file; answers once it is in place, or with the reason why it cannot be."""
         parcel = Path(message.parcel)
         if parcel in self._askers:
             self._askers[parcel].append(received)
         elif parcel in self._environment.parcels():
             self._begin(parcel, [received])
-        else:  # the parcel was found and placed before this request
+        else:  # an earlier request, or this service's start, has already placed the parcel
             error = "" if is_parcel(parcel) else f"{parcel} is not a parcel of this run"
             self._reply(received, FilePlaced(message.parcel, error))
 
     def retry(self, now_s: float, is_last: bool) -> None:
-        """Retries failed parcels every few seconds.  `is_last`: try once more now, then give up."""
+        """Tries failed parcels again, every RETRY_S.
+
+        `is_last`: try once more now, and give up if that fails.
+        """
         if not self._failed or (now_s < self._retry_s and not is_last):
             return
         self._retry_s = now_s + RETRY_S

@@ -1,8 +1,8 @@
 """Turn filesystem events into hints that a directory has changed.
 
 process.py uses it.  Events come late or get lost, so the directory is also scanned at intervals.
-This module reads and decides nothing.  The thread that watches the directory passes a hint on,
-unless this process made the change itself.
+This module reads and decides nothing.  A thread watches the directory and passes hints on.  It
+leaves out changes that this process made itself.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ NETWORK_FILESYSTEMS = (
     "ocfs2",
 )
 
-# Events of a commit's own files are ignored for this long after it begins; events of removals come 0.5 s late.
+# For this long after a commit begins, events of the commit's own files are ignored.  Events of removals arrive 0.5 s
+# after the removal.
 OWN_S = 3.0
 
 
 class OwnChanges:
     """Files that this process itself puts in place or removes.
 
-    A scan for them would find nothing new and delay a commit.  If another process changes the same
-    file at the same time, the next scan finds it.
+    A scan for such a change would find nothing new, and would delay a commit.  If another process
+    changes the same file at the same time, the next periodic scan finds it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -53,7 +54,10 @@ class OwnChanges:
         self._until_s: dict[str, float] = {}
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Notes absolute paths that are about to change.  Any thread may call this, but only one at a time."""
+        """Notes absolute paths that are about to change.
+
+        Any thread may call this, but never two at once.
+        """
         now_s = self._clock.monotonic()
         still = {path: until_s for path, until_s in self._until_s.items() if until_s > now_s}
         self._until_s = still | dict.fromkeys(paths, now_s + OWN_S)
@@ -63,7 +67,11 @@ class OwnChanges:
 
 
 class Watch:
-    """Calls `on_change` from its own thread when another process may have added or removed a checkpoint."""
+    """Watches one directory.
+
+    Calls `on_change` from its own thread when another process may have added or removed a
+    checkpoint.
+    """
 
     def __init__(self, on_change: Callable[[], None], own: OwnChanges) -> None:
         self._on_change, self._own = on_change, own
@@ -72,7 +80,10 @@ class Watch:
         self._has_complained = False
 
     def keep_watching(self, directory: Path) -> None:
-        """Watches `directory` if possible, even if it was replaced.  Only one thread at a time; never raises."""
+        """Watches `directory` if possible, also after it was replaced.  Never raises.
+
+        Only one thread may call this at a time.
+        """
         try:
             there = directory.stat()
         except OSError:
@@ -120,7 +131,7 @@ class Watch:
         self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
 
     def is_news(self, path: bytes | str) -> bool:
-        """Whether a change of that file may mean that another process added or removed a checkpoint."""
+        """Whether a change of this file may be another process's new or removed checkpoint."""
         return is_of_interest(path) and not self._own.has(os.fsdecode(path))
 
     def close(self) -> None:

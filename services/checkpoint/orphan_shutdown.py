@@ -1,9 +1,11 @@
-"""End a run whose watchdog is dead: wait for the trainer and remove the run's files.
+"""End a run whose watchdog is dead: wait for the trainer, then remove the run's files.
 
-process.py calls it when the lifeline is cut.  The trainer saves and exits by itself; it is killed
-if it does not within the grace period.  A trainer that procsv did not start is not killed: it
-trains on, and this module waits for it without limit.  Once the other services have ended, the
-run's files are removed.  Nothing is touched after another run has acquired the logdir.
+process.py calls it when the lifeline is cut.
+
+1.  The trainer saves and exits by itself.  This module kills it after the grace period.  If the
+program was started without `procsv launch`, its trainer trains on.  This module never kills it, and
+waits without limit. 2.  This module waits for the other services to end. 3.  This module removes
+the run's files.  If another launch has acquired the logdir by then, it removes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class OrphanShutdown:
         self._wake_others()
 
     def _wake_others(self) -> None:
-        """Continues services that are stopped (SIGSTOP), which would not notice that they must end."""
+        """Continues services that a SIGSTOP has stopped, so that they notice that they must end."""
         for lock in self._locks_of_others():
             lock.wake()
 
@@ -49,12 +51,18 @@ class OrphanShutdown:
         return [FileLock(self._start.paths.service_lock(task)) for task in SERVICES if task != CHECKPOINT]
 
     def renew_lease(self, now_s: float, now_wall_s: float) -> None:
-        """Renews the lease on the watchdog's behalf, so that no other machine takes the logdir while we save."""
+        """Renews the lease in the dead watchdog's place.
+
+        Otherwise another machine could take the logdir while this service saves.
+        """
         if self._keeper is not None and self._keeper.is_due(now_s):
             self._keeper.renew(now_s, now_wall_s)
 
     def may_finish(self, now_s: float) -> bool:
-        """Returns True once: when no trainer is left that could hand over a snapshot, or when time is up."""
+        """Whether this service may finish; True only once.
+
+        True when every trainer that could hand over a snapshot has ended, or when time is up.
+        """
         if self._has_begun_to_finish:
             return False
         if now_s >= self._kill_at_s:
@@ -66,22 +74,25 @@ class OrphanShutdown:
         return True
 
     def _is_trainer_gone(self) -> bool:
-        # The trainer's whole process tree inherits the lock, so it also shows a trainer that never sent Hello.
+        # The trainer's whole process tree inherits the lock.  So the lock also shows a trainer that never sent Hello.
         is_held = any(FileLock(lock).is_held() for lock in self._start.paths.writer_locks())
         return not is_held and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:
-        """Whether the other services have ended, or had enough time to."""
+        """Whether the other services have ended, or have had enough time to end."""
         return now_s >= self._give_up_s or not any(lock.is_held() for lock in self._locks_of_others())
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
-        """Removes the run's files unless a new run has begun; unsaved snapshots stay."""
+        """Removes the run's files, if no new launch has begun.
+
+        `keep_memory`: leave the shared memory, which holds an unsaved snapshot.
+        """
         paths = self._start.paths
         lock = FileLock(paths.run_lock)
         with contextlib.suppress(OSError):
             if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s, is_brief=True):
                 return
-            # Killed here or below: the kernel frees a dead process's lock, and the next launch clears the rest.
+            # Killed here or below: the kernel frees the lock, and the next launch removes the other files.
             if not keep_memory or is_memory_empty(paths):
                 remove_shm_files(paths)
             remove_run_files(paths, keep=frozenset({paths.run_lock}))

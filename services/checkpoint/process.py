@@ -1,9 +1,12 @@
 """Run the checkpoint service: connect messages, threads and slots to the core, which decides.
 
-`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers; it neither
-reads nor writes a checkpoint.  The disk thread does, one job at a time and at a lower priority than
-training.  A second thread verifies the checksums of slots and scans the directory, so a restore
-from memory never waits for a save.  A third thread reads external checkpoints.
+`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers, and it neither
+reads nor writes a checkpoint.  Three worker threads do this work:
+
+* The disk thread writes checkpoints, one job at a time and at a lower priority than training.
+* The checker verifies the checksums of slots and scans the directory, so that a restore from memory
+  never waits for a save.
+* The examiner reads external checkpoints.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
-# The disk thread's niceness.  Training comes first, but a save costs the same processor time at any niceness and holds
-# a slot until it ends.  With two busy threads on two cores, saving 800 MB takes 1.7 s at 0, 5 s at 5, 15 s at 10.
+# The disk thread's niceness.  Training comes first.  But a save costs the same processor time at any niceness, and it
+# holds a slot until it ends.  With two busy threads on two cores, saving 800 MB takes 1.7 s at niceness 0, 5 s at 5,
+# and 15 s at 10.
 NICENESS = 5
 NICENESS_EXAMINING = 10  # of the thread that reads external checkpoints; nothing waits for it
 OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # only the task whose state is saved may send these
@@ -134,8 +138,8 @@ class CheckpointService:
     def _look_at_chief(self) -> None:
         """Forgets the answer that the last chief got, if that chief is dead.
 
-        A task of the next generation may ask before the watchdog reports the chief's death.  It
-        must not get that answer, because the state in it may no longer be the newest.
+        A task of the next generation may ask before the watchdog reports the chief's death.  The
+        task must not get that answer, because a newer state may exist by now.
         """
         attempt = self._core.followers.answered_attempt
         chief = self._trainers.get((self._tools.start.chief, attempt))
@@ -144,7 +148,7 @@ class CheckpointService:
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        if not self._has_read:  # a message or a result that has just arrived has made us read them
+        if not self._has_read:  # otherwise a message or a result has made us read the slots since the last tick
             self._read_slots()
         self._has_read = False
         self._environment.restore_plan()
@@ -202,7 +206,11 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
-        """Tells the core which slots exist, and a plan from a slot or the stored one until a trainer sends its own."""
+        """Tells the core which slots exist.
+
+        Until a trainer has sent a plan, the core also gets the plan from the newest unsaved slot,
+        or the stored plan.
+        """
         slots = self._environment.slots()
         self._core.slots_seen(slots)
         self._mirror.answer_question(slots)
@@ -223,7 +231,7 @@ class CheckpointService:
         self._tools.server.acknowledge(received)
         if received.task != COMMAND_LINE:
             for said in self._said.values():
-                self._tools.server.send_reliable(received.who, said)  # it may have connected after the announcement
+                self._tools.server.send_reliable(received.who, said)  # the peer may have missed the announcement
             for rejected in self._rejected:
                 self._tools.server.send_reliable(received.who, rejected)
             if self._unwritable.error:
@@ -293,7 +301,7 @@ class CheckpointService:
                     # Report that nothing was adopted, so that the core tries it again.
                     lambda _, now_s: self._core.adopted(AdoptionResult(examined, own, None), now_s),
                 )
-            case actions.MakeOwn(path, plan):  # if it fails, the worker prints why, and one checkpoint too many is kept
+            case actions.MakeOwn(path, plan):  # a failure keeps one checkpoint too many; the worker prints why
                 self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case actions.Release():
                 self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
@@ -308,7 +316,7 @@ class CheckpointService:
 
         def job() -> Durable:
             durable = self._store.persist(state, action.reason, action.plan)
-            # Killed here: durable but not announced; the next service finds it on disk.
+            # Killed here: the checkpoint is durable but not announced; the next service finds it on disk.
             failpoint("checkpoint.before_ack")
             return durable
 
@@ -370,7 +378,7 @@ class CheckpointService:
         failed: Callable[[Exception, float], list[Action]],
         shows_progress: bool = False,
     ) -> None:
-        """Runs `job` on a thread, then tells the core which slots exist and hands it the result."""
+        """Runs `job` on a thread.  Then passes the present slots and the result to the core."""
 
         def report(event: Callable[[Any, float], list[Action]], outcome: object) -> None:
             self._read_slots()
@@ -382,7 +390,10 @@ class CheckpointService:
 
 
 def _unseen(job: Callable[[], T]) -> Callable[[], T]:
-    """Excludes a job from progress tracking: it mostly waits for a disk or network, which shows no progress."""
+    """Excludes a job from progress tracking.
+
+    Such a job mostly waits for a disk or the network, and so shows no progress.
+    """
 
     def run() -> T:
         with progress_counter.untracked():

@@ -1,8 +1,8 @@
 """Offer snapshots in memory to other machines.
 
-Tasks on other machines start from them, and one machine may keep a copy of the chief's newest
-snapshot.  process.py uses this module on its main thread.  The first offer creates the sender, so a
-run that stays on one machine listens on no port.
+Tasks on other machines start from such snapshots, and one machine may keep a copy of the chief's
+newest snapshot. process.py uses this module on its main thread.  The first offer creates the
+sender, so a run on one machine listens on no port.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.environment import CheckpointEnvironment
 
-# After this much silence, the machine that copies a snapshot has given up, and the sender lets go of the slot.  A
-# trainer with two slots takes no snapshot while one is being copied.  So if that machine is lost and the run stops
-# after the peer timeout, a longer wait would keep the run from saving its last step.
+# After this much silence, the machine that copies a snapshot has given up, and the sender frees the slot.  A trainer
+# with two slots takes no snapshot while one slot is being copied.  Suppose that the copying machine is lost, and the
+# run stops after the peer timeout.  With a longer wait here, the run could not save its last step.
 SILENCE_S = SILENCE_S_MAX + 1.0
 
 
@@ -33,14 +33,17 @@ class StateOffers:
         self._has_failed = False
 
     def make(self, told: RestoreFrom) -> StateOffer | None:
-        """Returns how to fetch the slot in `told`; None if it cannot be fetched, so that a checkpoint must do."""
+        """Returns how to fetch the slot in `told`.
+
+        None if the slot cannot be fetched; the asker must then restore a checkpoint.
+        """
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
         return self.of_slot(slot, told.path)
 
     def of_slot(self, slot: SlotInfo | None, path: str = "", silence_s: float | None = None) -> StateOffer | None:
-        """Returns how to fetch `slot`, which was at `path`; None if it cannot be fetched.
+        """Returns how to fetch `slot`, or None if it cannot be fetched.
 
-        `silence_s`: as in Sender.
+        `slot` is None if the slot at `path` is gone.  `silence_s`: as in Sender.
         """
         try:
             if slot is None:
@@ -62,11 +65,11 @@ class StateOffers:
 
 
 class MirrorSource:
-    """Offers this run's newest snapshot to the machine that keeps a copy, once it is newer than the
-    copy.
+    """Offers this run's newest snapshot to the machine that keeps a memory copy of it.
 
-    The offer is always for the newest snapshot at the time of the question, so snapshots that come
-    faster than they can be copied are skipped.
+    That machine asks with the sequence of its copy, and the answer waits for a newer snapshot.  The
+    answer offers the newest snapshot at that time.  So if snapshots come faster than they can be
+    copied, some are skipped.
     """
 
     def __init__(self, run: str, chief: TaskId, server: ServerEndpoint, offers: StateOffers) -> None:
@@ -74,11 +77,11 @@ class MirrorSource:
         self._asked: tuple[Received, int] | None = None  # the open question, and the sequence of the present copy
 
     def take_question(self, received: Received, body: AskSnapshot) -> None:
-        """Takes a question; it replaces the previous one, since there is only one copy."""
+        """Takes a question; it replaces the previous question, since there is only one copy."""
         self._asked = received, body.after
 
     def answer_question(self, slots: Iterable[SlotInfo]) -> None:
-        """Answers the open question if one of the present slots is newer than the copy."""
+        """Answers the open question if one of `slots` is newer than the copy."""
         if self._asked is None:
             return
         received, after = self._asked

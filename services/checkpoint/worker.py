@@ -19,11 +19,11 @@ from procsv.base.errors import strip_numbers
 
 T = TypeVar("T")
 IO_PRIORITY_LAST = 7  # the lowest priority in the best-effort class
-JOIN_S_MAX = 2.0  # how long `close` waits for a job; one that is still stuck ends with the process
+JOIN_S_MAX = 2.0  # how long `close` waits for a job; a job that is still stuck then ends with the process
 
 
 class Outcomes:
-    """The results of jobs: each is a call that the main thread has yet to make."""
+    """The results of jobs.  Each result is a call for the main thread to make."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -74,7 +74,10 @@ class Worker:
         self._jobs.put(run)
 
     def _report(self, error: Exception) -> None:
-        """Logs a failure: a disk that stays full for a week costs one traceback and a line now and then."""
+        """Logs a failure once with its traceback, and its repetitions ever more rarely.
+
+        So a disk that stays full for a week fills no log.
+        """
         failure = f"{type(error).__name__}: {strip_numbers(str(error))}"
         if failure != self._failure:
             self._failure, self._repeats = failure, 0
