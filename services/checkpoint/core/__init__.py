@@ -1,1 +1,1 @@
-"""Make the checkpoint service's decisions: pure functions of messages and a time, which return actions."""
+"""Make the checkpoint service's decisions: from events and a time to actions, in pure code."""

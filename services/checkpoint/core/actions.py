@@ -31,7 +31,10 @@ class Reply(Action, frozen=True):
 
 
 class Offer(Action, frozen=True):
-    """Answers reliably that the state is in memory, and tells another machine how to fetch it."""
+    """Answers reliably that the state is in memory, for a peer on another machine.
+
+    process.py adds to `body` how that machine can fetch the state.
+    """
 
     to: Received
     body: RestoreFrom
@@ -74,11 +77,11 @@ class Find(Action, frozen=True):
 
 
 class Release(Action, frozen=True):
-    """Lets old checkpoints be deleted again, because no trainer restores from one any more."""
+    """Lets the store delete old checkpoints again: no trainer restores from one any more."""
 
 
 class Retire(Action, frozen=True):
-    """Unlinks a slot that nobody needs."""
+    """Unlinks a slot that no process needs."""
 
     slot: SlotInfo
 
@@ -101,11 +104,10 @@ class Examine(Action, frozen=True):
 
 
 class Adopt(Action, frozen=True):
-    """Gives a checkpoint a manifest, and a place on the list if it belongs there.  Answered by
-    `adopted`.
+    """Gives a checkpoint a manifest, and lists it if it belongs on the list.
 
-    `own`: the supervised Saver has saved it, so it counts towards `max_to_keep` and is deleted in
-    its turn.
+    Answered by `adopted`.  `own`: the supervised Saver has saved it.  It then counts towards
+    `max_to_keep`, and rotation may delete it.
     """
 
     examined: Verified
@@ -114,9 +116,9 @@ class Adopt(Action, frozen=True):
 
 
 class MakeOwn(Action, frozen=True):
-    """Assigns a checkpoint that was adopted as another Saver's to the supervised Saver.
+    """Assigns an adopted checkpoint to the supervised Saver.
 
-    The trainer reported the save only after the adoption.
+    It was adopted as another Saver's, because the trainer reported its save only later.
     """
 
     path: str

@@ -7,7 +7,7 @@ only from events.  Its parts are pure, too:
     states.py           track the states in memory and on disk
     save_scheduler.py   decide when and why to save; back off after failures
     pending_replies.py  answer the peers that wait for a state to be on disk
-    restore_choice.py   choose the state that a trainer starts from, and tell the tasks that follow it
+    restore_choice.py   choose the state that a trainer starts from; give other tasks the same one
     directory.py        decide when to scan the checkpoint directory, and what to adopt there
 
 This module passes each event to the parts that it concerns, and orders their decisions.
@@ -77,9 +77,9 @@ class CheckpointCore:
         """`chief`: the task whose state is saved.
 
         `followers`: how many other tasks may start from the same state.  `is_restarted`: this
-        service replaces one that died and serves its pending requests immediately.  `is_local`
-        False: the checkpoints are at a URL.  No scan looks there for other writers' checkpoints,
-        and a file there names the run that saved there before.
+        service replaces one that died, and serves its pending requests immediately.  `is_local`:
+        False if the checkpoints are at a URL.  Then no scan looks for other writers' checkpoints,
+        and a file in the directory names the run that saved there before.
         """
         self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
@@ -95,7 +95,10 @@ class CheckpointCore:
 
     # -- slots ------------------------------------------------------------------------------------------------
     def slots_seen(self, slots: Iterable[SlotInfo]) -> None:
-        """Notes the slots that exist now, in any state.  Called before every other event; decides nothing."""
+        """Notes the slots that exist now, in any state.
+
+        process.py calls this before every other event.  It decides nothing.
+        """
         self.states.see(slots)
 
     # -- messages ---------------------------------------------------------------------------------------------
@@ -164,7 +167,10 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Follows a plan that a snapshot carries or that was stored, until a trainer sends its own."""
+        """Follows a plan from a snapshot or from the stored file.
+
+        Does nothing once a plan is known: a trainer's own plan is newer.
+        """
         if self.directory.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
@@ -177,10 +183,10 @@ class CheckpointCore:
         self._out.append(self.directory.follow_plan(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
-        """Notes whether a trainer wants this state saved now; if not, the save interval decides.
+        """Notes whether a trainer wants this state saved now.  If not, the save interval decides.
 
-        A request is acknowledged only by its answer, so the trainer repeats it if this process dies
-        first.
+        Only the answer acknowledges a request to save.  So if this process dies first, the trainer
+        repeats the request.
         """
         reason = as_reason(want)
         if reason is None:
@@ -194,12 +200,12 @@ class CheckpointCore:
         is_first = self.states.durable is None
         self.directory.stocked(stock)
         if self._follows and is_first and self.states.durable is not None:
-            # The service that saved it may have died before it could announce it.
+            # A service before this one saved this checkpoint, and may have died before it could announce it.
             self._out.append(Announce(self.states.durable))
         return self._decide(now_s)
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
-        """Handles a directory that could not be read: ListCheckpoints or Find has failed."""
+        """Handles a failed ListCheckpoints or Find: the directory could not be read."""
         if not self.directory.is_stocked:
             self.directory.not_stocked(now_s)
             self.saving.failures += 1
@@ -218,7 +224,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def save_failed(self, error: str, now_s: float) -> list[Action]:
-        """Announces that the current save has failed; the last good checkpoint stays."""
+        """Announces that the current save has failed.  The last good checkpoint stays."""
         state = self.saving.save_failed(error, now_s)
         failed = SaveFailed(
             sequence=state.sequence,
@@ -236,12 +242,15 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def save_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """Gives up saving a state that could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
+        """Gives up saving a state that could not be read.
+
+        Its slot holds a newer state by now, or (`is_bad`) is damaged.
+        """
         self.saving.state_lost()
         return self._lose(state, why, is_bad, now_s)
 
     def verify_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """Gives up verifying a state to restore, for the same reasons as in `save_lost`."""
+        """Gives up verifying a state to restore, for the reasons that `save_lost` lists."""
         self.restoring.verify_ended(state)
         return self._lose(state, why, is_bad, now_s)
 
@@ -286,7 +295,10 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def adopted(self, taken: AdoptionResult, now_s: float) -> list[Action]:
-        """Handles the result of an adoption: the external checkpoint has its manifest, or not yet."""
+        """Handles the result of an adoption.
+
+        The external checkpoint now has its manifest, or a later scan tries again.
+        """
         self._out += self.directory.adopted(taken, now_s)
         return self._decide(now_s)
 
@@ -315,14 +327,15 @@ class CheckpointCore:
         return out
 
     def _answer_followers(self, out: list[Action]) -> None:
-        """Answers the followers.  `out`: the actions that follow from the chief's own question."""
+        """Answers the tasks beside the chief.  `out`: the actions for the question under way."""
         for reply in out:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
                 self.followers.note_answer(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.waits_for_missed) is not None:
-            # Ask on the chief's behalf.  The chief has got the newest state and not trained since, or it will get it.
+            # Ask on the chief's behalf.  Either the chief already has the newest state and has not trained since, or it
+            # will get it.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
     def _begin_save(self, now_s: float) -> None:
@@ -330,7 +343,7 @@ class CheckpointCore:
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if (plan := self.directory.known_plan) is None:
-            return  # the list of checkpoints on disk will soon be there
+            return  # the list of checkpoints on disk is still being read
         reason = self.saving.why(self._reasons(state), plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it
@@ -338,7 +351,11 @@ class CheckpointCore:
             self._out.append(self.saving.start_save(state, reason, plan))
 
     def _may_wait(self, state: SavableState, reason: Reason | None) -> bool:
-        """Whether a crash is the only reason to save `state`, and a new trainer can take it from memory."""
+        """Whether the save of `state` may wait for a new trainer's restore.
+
+        It may if a crash is the only reason to save, and a new trainer can take the state from
+        memory.
+        """
         return reason == "crash" and state.slot is not None and not self._is_finishing
 
     def _reasons(self, state: SavableState) -> list[Reason]:
@@ -352,20 +369,28 @@ class CheckpointCore:
         return reasons
 
     def next_due_s(self) -> float:
-        """Returns the monotonic time at which something changes without another event."""
+        """Returns the monotonic time at which to decide again, even without another event."""
         save_s = self.saving.next_due_s(self.directory.plan) if self.states.unsaved is not None else math.inf
         return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
 
 
 def _clear_away(states: States, busy: SavableState | None, restoring: Restoring, followers: Followers) -> list[Action]:
-    """Removes slots of earlier trainers and staged files that nobody needs.  `busy`: the state being saved."""
+    """Removes slots of earlier trainers, and staged files, that no process needs.
+
+    `busy`: the state being saved.
+    """
     idle = (info for info in states.slots if busy is None or busy.slot != info)
     retired: list[Action] = [Retire(info) for info in idle if not _is_needed(info, states, restoring, followers)]
     return [*retired, *(RemoveStaged(state) for state in states.take_superseded(busy))]
 
 
 def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: Followers) -> bool:
-    """Whether a slot belongs to the present trainer, holds a state that is not on disk, or is being restored from."""
+    """Whether a slot must stay.
+
+    It must if it belongs to the present trainer, if its state is not on disk, or if a process may
+    still restore from it.  A slot of an unknown run stays until the directory is listed: the
+    directory may name that run as its previous owner.
+    """
     if not states.is_ours(info.run):
         return states.asks_directory
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored

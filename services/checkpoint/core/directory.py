@@ -2,12 +2,14 @@
 
 Part of the core (core.py).  Pure: the directory's contents arrive as events, and requests to scan
 it leave as actions.  The program may call a Saver at any time.  A scan is due when the filesystem
-hints at a change (a hint may be lost), when the trainer reports a save, and every RESCAN_S.
+hints at a change, and when the trainer reports a save.  A hint may be lost, so a scan is also due
+every RESCAN_S.
 
-Here, an *external* checkpoint is one that this service did not write, whichever Saver did.  It has
-no manifest, or a manifest for another index.  It is verified and adopted once it has not changed
-for a while, or at once if its writer is known to have finished.  A checkpoint that fails
-verification is left alone until it changes.
+In this module, an *external* checkpoint is any checkpoint that this service did not write.  It has
+no manifest, or a manifest for another index.  To *adopt* it means to give it a manifest.  An
+external checkpoint is verified and adopted once it has stayed unchanged for a while, or at once if
+its writer is known to have finished.  It is *settled* once it is adopted, unusable or too old.  If
+it fails verification, it is left alone until it changes.
 """
 
 from __future__ import annotations
@@ -43,13 +45,18 @@ ADOPTION_S_MAX = 5.0  # how long shutdown waits for each of the program's last s
 
 
 class ExternalSaves(msgspec.Struct):
-    """External checkpoints as the scans have seen them.
+    """External checkpoints as the scans have seen them.  Times are monotonic, except `_baseline_s`.
 
-    `_since` holds the checkpoints still to be settled: path -> signature, and when that was first
-    seen (a later time if the checkpoint could not be read).  `_done` holds those that are adopted,
-    unusable or too old: path -> signature. `_told` holds the trainer's reports to acknowledge.
-    Times are monotonic, except `_baseline_s` (Unix seconds): checkpoints from before it are too
-    old.  While it is None, everything that the first scan shows is too old.
+    `_since` holds the checkpoints that are still to be settled.  It maps the path to the signature
+    and to the time at which a scan first saw that signature.  If the checkpoint could not be read,
+    the time is later.
+
+    `_done` holds the settled checkpoints: path -> signature.
+
+    `_told` holds the trainer's reports that are still to be acknowledged.
+
+    `_baseline_s` is in Unix seconds, and checkpoints from before it are too old.  While it is None,
+    everything that the first scan shows is too old.
     """
 
     scans_begun: int = 0
@@ -64,14 +71,17 @@ class ExternalSaves(msgspec.Struct):
     _own: set[str] = msgspec.field(default_factory=set)  # reported as the supervised Saver's, not settled yet
     _adopted_as_external: set[str] = msgspec.field(
         default_factory=set
-    )  # adopted as another Saver's; a report may come late
+    )  # adopted as another Saver's; the trainer may report later that its own Saver saved it
     _busy: Sighting | None = None  # the checkpoint that is being examined or adopted
     _examined: Verified | None = None  # the last checkpoint that was verified but could not be adopted yet
     _writers_are_gone: bool = False  # the trainer is dead, so nobody is still writing
 
     # -- events -----------------------------------------------------------------------------------------------
     def start_directory(self, run_began: float | None) -> None:
-        """Starts with a new directory and ignores checkpoints from before `run_began` (Unix seconds)."""
+        """Starts with a new directory.
+
+        Checkpoints from before `run_began` (Unix seconds) are too old.
+        """
         self._baseline_s = run_began
         self._since, self._done, self._scan_s = {}, {}, 0.0
 
@@ -89,7 +99,7 @@ class ExternalSaves(msgspec.Struct):
     def writers_are_gone(self, are_gone: bool) -> None:
         """Notes whether all writers are dead, and requests a scan now.
 
-        Once they are, every checkpoint is examined without waiting for it to settle.
+        Once they are dead, a checkpoint is examined without waiting for it to stay unchanged.
         """
         self._writers_are_gone = are_gone
         self._hinted_s, self._earliest_s = -math.inf, 0.0
@@ -109,13 +119,16 @@ class ExternalSaves(msgspec.Struct):
         return [ScanDirectory(plan)]
 
     def next_due_s(self) -> float:
-        """Returns when the next scan is due; infinite during a scan, since its result decides."""
+        """Returns when the next scan is due.
+
+        Infinite during a scan: its result sets the next time.
+        """
         if self.scans_done < self.scans_begun:
             return math.inf
         return max(self._earliest_s, min(self._hinted_s, self._scan_s))
 
     def scanned(self, scan: Scan, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Sorts out the checkpoints that a scan has found, and begins to examine one that has settled."""
+        """Sorts the checkpoints that a scan has found, and begins to examine one that is ready."""
         self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
         external = {s.path: s for s in scan.external}
         # Checkpoints that the trainer has reported are new, whatever the clock said when they were saved.
@@ -159,7 +172,10 @@ class ExternalSaves(msgspec.Struct):
 
     # -- adoption --------------------------------------------------------------------------------------------
     def examined(self, examined: Verified, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Adopts an external checkpoint that was read; one that could not be read waits for a later scan."""
+        """Adopts an external checkpoint that was examined.
+
+        A checkpoint that could not be read waits for a later scan.
+        """
         assert self._busy is not None, "examined unasked"
         if not examined.is_read:
             self._since[examined.path] = (examined.signature, now_s + RESCAN_S)
@@ -175,13 +191,13 @@ class ExternalSaves(msgspec.Struct):
     def adopted(self, taken: AdoptionResult, now_s: float) -> None:
         """Handles the result of an adoption.
 
-        If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock:
-        it is tried again.
+        If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock.
+        A later scan then tries again.
         """
         examined = taken.examined
         if taken.durable is None:
             self._earliest_s = now_s + BUSY_S
-            self._examined = examined  # it is not read again unless it changes
+            self._examined = examined  # the next try reads the checkpoint again only if it has changed
         else:
             self._done[examined.path] = examined.signature
             self._adopted_as_external = (
@@ -208,7 +224,7 @@ class Directory:
         self._stock_again_s: float | None = None
         self._last_scan = 0  # number of the scan that must end before the run may end
         self._adopt_by_s = math.inf  # how long the end of the run waits for adoptions
-        self._scanned_at = 0  # the durable sequence when the scan began
+        self._scanned_at = 0  # the newest durable sequence when the scan began
         self._trouble = ""  # as last announced
 
     # -- contents ---------------------------------------------------------------------------------------------
@@ -249,7 +265,10 @@ class Directory:
 
     @property
     def scans_done(self) -> float:
-        """How many scans have ended; infinite for a URL, which is never scanned, so that nobody waits for a scan."""
+        """How many scans have ended.
+
+        Infinite for a URL, which is never scanned: so nothing waits for a scan.
+        """
         return self.external_saves.scans_done if self.can_scan else math.inf
 
     def scan_if_due(self, now_s: float) -> list[Action]:
@@ -276,7 +295,10 @@ class Directory:
         return self.external_saves.examined(examined, self.plan, now_s)
 
     def adopted(self, taken: AdoptionResult, now_s: float) -> list[Action]:
-        """Handles the result of an adoption: the external checkpoint has its manifest, or not yet."""
+        """Handles the result of an adoption.
+
+        The external checkpoint now has its manifest, or a later scan tries again.
+        """
         self.external_saves.adopted(taken, now_s)
         if taken.durable is None:
             return []
@@ -287,7 +309,10 @@ class Directory:
 
     # -- the end of the run -----------------------------------------------------------------------------------
     def finish_adoption(self, now_s: float) -> None:
-        """Sets a deadline for adopting the program's saves: all its writers are dead, so there will be no more."""
+        """Sets a deadline for adopting the program's saves.
+
+        All writers are dead, so no more saves follow.
+        """
         self.external_saves.writers_are_gone(True)
         self._last_scan, self._adopt_by_s = self.next_scan, now_s + ADOPTION_S_MAX
 
@@ -298,6 +323,6 @@ class Directory:
         return self.scans_done < self._last_scan or not self.external_saves.is_idle
 
     def next_due_s(self) -> float:
-        """Returns the monotonic time at which something changes without another event."""
+        """Returns the monotonic time at which to decide again, even without another event."""
         scan_s = self.external_saves.next_due_s() if self.is_stocked and self.can_scan else math.inf
         return min(self._stock_again_s or math.inf, self._adopt_by_s, scan_s)

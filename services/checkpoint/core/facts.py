@@ -12,7 +12,10 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 
 class WriteMismatch(Exception):
-    """The written files differ from the slot.  The text names the tensor or the file."""
+    """The written files differ from what was to be written.
+
+    The text names the tensor or the file.
+    """
 
 
 class SavableState(msgspec.Struct, frozen=True):
@@ -39,9 +42,9 @@ class SavableState(msgspec.Struct, frozen=True):
 class DiskState(msgspec.Struct, frozen=True):
     """The checkpoints on disk when a plan arrives.
 
-    The newest checkpoint is the one that would be restored.  `newest_step`: its step, -1 if there
-    is none. `newest_sequence`: its sequence, 0 if it is not ours.  `durable`: set if it is ours and
-    was verified.
+    The newest checkpoint is the one that a restore would take.  `newest_step` is its step, -1 if
+    there is no checkpoint.  `newest_sequence` is its sequence, 0 if it is not ours.  `durable` is
+    set if it is ours and was verified.
     """
 
     newest_step: int
@@ -55,7 +58,10 @@ class DiskState(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that the directory seems to hold, with the step and sequence that its files claim."""
+    """A checkpoint that the directory seems to hold.
+
+    `step` and `sequence` are what its files claim.
+    """
 
     path: str
     step: int
@@ -69,7 +75,7 @@ class FoundCheckpoint(msgspec.Struct, frozen=True):
     checkpoint: Candidate | None
     kept: tuple[str, ...]
     rejected: tuple[Rejected, ...]
-    error: str  # why none of the existing checkpoints is good; "" if one is, or if none exists
+    error: str  # why every existing checkpoint is bad; "" if one is good, or if none exists
 
 
 # (name, inode, size, time of change in ns) of each file of a checkpoint except its manifest
@@ -77,7 +83,10 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A checkpoint without a manifest of its own: another writer has written it, or is still writing."""
+    """A checkpoint without a manifest of its own.
+
+    Another writer has written it, or is still writing it.
+    """
 
     path: str
     signature: Signature
@@ -86,7 +95,10 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """The result of a scan.  `trouble`: why nothing can be saved there; "" if it can."""
+    """The result of a scan.
+
+    `trouble`: why nothing can be saved in the directory; "" if saves work.
+    """
 
     external: tuple[Sighting, ...]
     newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None if unknown
@@ -96,11 +108,11 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The result of examining an external checkpoint: it was read whole and synced, or `error` says
-    why not.
+    """The result of examining an external checkpoint.
 
-    `files` is empty if the checkpoint is unusable, or, without an error, if it changed while it was
-    read. `is_read` is False if it could not be read; it may still be good.
+    Without an `error`, it was read whole and synced.  `files` is empty if the checkpoint is
+    unusable; without an error, it is empty if the checkpoint changed while it was read.  `is_read`
+    is False if the checkpoint could not be read; it may still be good.
     """
 
     path: str
@@ -116,8 +128,8 @@ class Verified(msgspec.Struct, frozen=True):
 class AdoptionResult(msgspec.Struct, frozen=True):
     """The result of an adoption.
 
-    `durable`: None if nothing was adopted; for example, it has changed, or another Saver holds the
-    lock.
+    `durable` is None if nothing was adopted.  For example, the checkpoint has changed, or another
+    Saver holds the lock.
     """
 
     examined: Verified

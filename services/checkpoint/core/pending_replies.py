@@ -1,8 +1,8 @@
 """Answer the peers that wait for a state to be on disk.
 
-Part of the core (core.py).  Pure.  A *wish* comes from a trainer: make this snapshot durable, for
-that reason.  An *ending* comes from the watchdog: save what a dead trainer left, or everything at
-the end of the run.
+Part of the core (core.py).  Pure.  A *wish* comes from a trainer, which asks to make one snapshot
+durable for a given reason.  An *ending* comes from the watchdog.  After a trainer's death, it asks
+to save what the trainer left.  At the end of the run, it asks to save everything.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class PendingReplies(msgspec.Struct):
         return [want.reason for want in self._wants] + [ending.reason for ending in self._endings]
 
     def satisfy(self, states: States, saving: Saving) -> list[Reply]:
-        """Answers wishes that a durable state fulfils, and wishes for a snapshot that is gone."""
+        """Answers wishes whose state, or a newer one, is on disk.
+
+        Also answers wishes whose snapshot is gone.
+        """
         if not self._wants:
             return []
         replies, newest = [], states.newest_sequence
@@ -87,7 +90,7 @@ class PendingReplies(msgspec.Struct):
         return replies
 
     def fail(self, state: SavableState, failed: SaveFailed) -> list[Reply]:
-        """Tells the peers that asked for `state`, or an older one, that its save has failed."""
+        """Tells the peers that asked for `state`, or an older state, that its save has failed."""
         mine = [want for want in self._wants if want.sequence <= state.sequence]
         self._wants = [want for want in self._wants if want.sequence > state.sequence]
         return [Reply(want.asker, failed) for want in mine]
@@ -103,10 +106,10 @@ class PendingReplies(msgspec.Struct):
     ) -> list[Reply]:
         """Answers peers that wait for a trainer's last state to be on disk.
 
-        `is_adopting`: external checkpoints are still being adopted; the end of the run waits for
-        them, too. `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False
-        until the directory is listed. Until then a state that is gone from memory may be on disk,
-        and a killed service's save is not cleaned up.
+        `is_adopting`: external checkpoints are still being adopted, and the end of the run waits
+        for them.  `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False
+        until the directory is listed.  Until then, a state that is gone from memory may be on disk
+        after all, and what a killed service left of a save is still there.
         """
         replies = []
         for ending in list(self._endings):
@@ -130,9 +133,9 @@ def _why_lost(states: States) -> str:
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
-    """Whether to answer despite failed saves.
+    """Whether to answer although saves have failed.
 
-    A trainer's ending is answered after the first failure, and the save is retried.  The run's
-    ending is answered after TRIES_AT_END_MAX failures.
+    A trainer's ending is answered after the first failure, while the save is tried again.  The
+    run's ending is answered after TRIES_AT_END_MAX failures.
     """
     return not ending.all_of_it or failures >= TRIES_AT_END_MAX

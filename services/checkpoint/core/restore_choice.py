@@ -1,14 +1,14 @@
 """Choose the state that a trainer restores, and tell the other tasks to start from the same one.
 
-Part of the core (core.py).  Pure.  The newest state is chosen, and from memory if memory and disk
-both hold it.  A slot is chosen only after its checksums were verified, a checkpoint only after its
-files were.  If checkpoints exist but none is usable, the answer is an error, never "start from step
-0".
+Part of the core (core.py).  Pure.  A trainer gets the newest state.  If memory and disk both hold
+it, the trainer gets it from memory.  The slot's checksums, or the checkpoint's files, are verified
+before the answer.  If checkpoints exist but all are unusable, the answer is an error, never "start
+from step 0".
 
-The followers, the tasks beside the chief, must begin with the same state if they are a gang.  So
-each waits until the chief has an answer, and gets the same one.  A follower reads the chief's slot
-directly, or fetches it from another machine, some time after the answer.  So it is never offered a
-slot that the chief may write to by then.
+The *followers* are the tasks beside the chief.  In a gang they must begin with the chief's state.
+So each follower waits until the chief has an answer, and gets the same answer.  Some time after the
+answer, the follower reads the chief's slot directly, or fetches it from another machine.  So the
+core never offers a slot that the chief may overwrite by then.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from procsv.services.checkpoint.core.actions import Action, Find, Offer, Reply, 
 from procsv.services.checkpoint.core.facts import FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.states import States
 
-# A trainer that cannot take its state from memory waits for this many tries to save it, then gets an older checkpoint.
+# If a trainer cannot take its state from memory, it waits for a save.  After this many failed saves, it gets an older
+# checkpoint.
 TRIES_FOR_RESTORE_MAX = 3
 
-# A dead trainer's state in memory is written only once the next trainer has restored it.  Until then the processors and
-# the memory bandwidth serve to verify and restore it.  The write waits no longer than this after the death, which is
-# enough for a standby: a cold start takes long, and a power failure would lose the state in memory.
+# A dead trainer's state in memory is written once the next trainer has restored it, so that processors and memory
+# bandwidth first serve to verify and restore it.  The write waits no longer than this after the death.  That is enough
+# for a standby.  A cold start takes longer, and until the write a power failure would lose the state.
 QUIET_S_MAX = 1.0
 
 
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    after_scan: int  # number of the scan that must end before the answer: it shows what the program has just saved
+    after_scan: int  # number of the scan that must end before the answer, since it shows the program's last saves
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: FoundCheckpoint | None = None
@@ -63,7 +64,10 @@ class Restoring(msgspec.Struct):
 
     # -- events -----------------------------------------------------------------------------------------------
     def take_question(self, asker: Received, durable_only: bool, after_scan: int) -> None:
-        """Takes a question; it replaces the previous one (a session may have been rebuilt)."""
+        """Takes a question.
+
+        It replaces an open question: the program may have rebuilt its session.
+        """
         self._question, self.served = _Question(asker=asker, durable_only=durable_only, after_scan=after_scan), ""
         if durable_only:
             self.quiet_until_s = math.inf  # the asker waits for the write
@@ -92,7 +96,10 @@ class Restoring(msgspec.Struct):
         return self.quiet_until_s < math.inf
 
     def saved(self, state: SavableState | None) -> None:
-        """Notes a save, which also verified the slot and made a newer checkpoint."""
+        """Notes a save.
+
+        The save also verified the slot, and its checkpoint outdates a search that has ended.
+        """
         if state is not None and state.slot is not None:
             self._verified = state
         if self._question is not None:
@@ -103,7 +110,10 @@ class Restoring(msgspec.Struct):
             self._question.saves_failed += 1
 
     def verified(self, state: SavableState) -> None:
-        """Notes a verified slot, which answers the question unless the slot is outdated by now."""
+        """Notes a verified slot.
+
+        It answers the question if the slot still holds the state to restore.
+        """
         self._verified = state
         self.verify_ended(state)
 
@@ -112,7 +122,7 @@ class Restoring(msgspec.Struct):
         self._back_to_waiting("verifying")
 
     def found(self, found: FoundCheckpoint) -> bool:
-        """Takes the result of a search; returns False if a save has outdated it."""
+        """Takes the result of a search; returns False if a save has outdated the result."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
             return False
@@ -121,7 +131,10 @@ class Restoring(msgspec.Struct):
         return True
 
     def search_failed(self, error: str) -> list[Action]:
-        """Answers with an error if the directory could not be read, never with a fresh start."""
+        """Answers the question with an error, because the directory could not be read.
+
+        It never answers with a fresh start.
+        """
         if self._question is None or self._question.stage not in ("waiting", "searching"):
             return []
         return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be read: {error}")]
@@ -132,20 +145,26 @@ class Restoring(msgspec.Struct):
 
     # -- decisions --------------------------------------------------------------------------------------------
     def verify_ahead(self) -> list[Action]:
-        """Verifies the slot that a trainer will ask for, after a trainer's death and when this service starts."""
+        """Verifies the slot that a trainer will ask for, before the trainer asks.
+
+        Does so after a trainer's death and at this service's start.
+        """
         slot = self.states.newest_slot if self.expects_question else None
         self.expects_question = False
         return self._check(slot) if slot is not None else []
 
     def _check(self, slot: SavableState) -> list[Action]:
-        """Asks for verification of a slot, unless it is verified or being verified."""
+        """Asks for verification of a slot; does nothing if it is verified or being verified."""
         if slot == self._verified or slot in self._verifying:
             return []
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
     def advance_question(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
-        """Takes the next step towards an answer.  `plan`: None while the contents of the disk are unknown."""
+        """Takes the next step towards an answer.
+
+        `plan`: None while the checkpoints on disk are unknown.
+        """
         asked, states = self._question, self.states
         if asked is None or asked.stage != "waiting" or plan is None or scans < asked.after_scan:
             return []
@@ -171,7 +190,10 @@ class Restoring(msgspec.Struct):
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
     def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: float) -> list[Action]:
-        """Answers with a checkpoint from before the suspect state, or with the newest state if there is none."""
+        """Answers with a checkpoint from before the suspect state.
+
+        If there is none, answers with the newest state.
+        """
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
             return [Find(plan, self.avoid_step)]
@@ -215,7 +237,7 @@ class Followers(msgspec.Struct):
     expected: int = 0  # how many may ask after each start of the chief
     may_have_missed: bool = False  # a service before this one may have answered the running chief
     answer: RestoreFrom | None = None  # the chief's answer
-    answered_attempt: int = 0  # the chief's attempt that got it; 0: a follower got it on the chief's behalf
+    answered_attempt: int = 0  # the chief's attempt that got `answer`; 0: a follower got it on the chief's behalf
     ended: int = 0  # the newest attempt of the chief that has ended
     _asked: dict[TaskId, _FollowerQuestion] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
@@ -225,21 +247,21 @@ class Followers(msgspec.Struct):
         self._asked[asker.task] = _FollowerQuestion(asker, durable_only, fetches)
 
     def chief_ended(self, incarnation: int) -> None:
-        """Forgets the answer of a chief's attempt that has ended.
+        """Forgets the answer of an attempt of the chief that has ended.
 
-        This notice can arrive after the next attempt's question, and before a late question of the
-        attempt that ended.
+        The notice of its end can arrive after the next attempt's question.  It can also arrive
+        before a late question of the ended attempt.
         """
         self.ended = max(self.ended, incarnation)
         if incarnation >= self.answered_attempt:
-            # If this attempt asked this service, so will the next. If not, even the next attempt may have asked the
-            # previous service already.
+            # If the ended attempt asked this service, the next attempt will ask it, too.  If it did not, the next
+            # attempt may have asked the previous service already.
             self.may_have_missed = self.may_have_missed and self.answer is None
             self.answer, self.answered_attempt = None, 0
             self._answered.clear()
 
     def note_answer(self, asker: Received, body: RestoreFrom) -> None:
-        """Keeps the answer that the chief, or a follower on its behalf, has got."""
+        """Keeps the answer that the chief got, or that a follower got on its behalf."""
         is_chiefs = asker.task == self.states.chief
         if is_chiefs and asker.incarnation <= self.ended:
             return  # its followers have ended with it; the next attempt may get another state
@@ -250,7 +272,10 @@ class Followers(msgspec.Struct):
 
     @property
     def waits_for_missed(self) -> Received | None:
-        """A follower that may wait in vain, because only the previous service knew the chief's answer."""
+        """A follower's question that may otherwise wait in vain; None if there is none.
+
+        It waits in vain if only the previous service knew the chief's answer.
+        """
         if not self.may_have_missed or self.answer is not None:
             return None
         return next((question.asker for question in self._asked.values()), None)
@@ -261,9 +286,10 @@ class Followers(msgspec.Struct):
         return [self._asked.pop(task).answered(body) for task, body in answers if body is not None]
 
     def still_need(self, path: str) -> bool:
-        """Whether some followers have yet to start from this slot.
+        """Whether some followers may still start from this slot.
 
-        If it were freed, they would wait for a checkpoint of this state and read it from the disk.
+        If the slot were freed, they would wait for a checkpoint of its state, and read that from
+        the disk.
         """
         answer = self.answer
         is_answer = answer is not None and answer.source == "memory" and answer.path == path
@@ -271,7 +297,7 @@ class Followers(msgspec.Struct):
 
     @property
     def _has_moved_on(self) -> bool:
-        """Whether the chief has trained since its answer, and may reuse the slot in that answer."""
+        """Whether the chief has trained since `answer`, and so may overwrite the slot in it."""
         return self.answer is not None and self.states.newest_sequence > self.answer.sequence
 
     def _answer(self, durable_only: bool) -> RestoreFrom | None:

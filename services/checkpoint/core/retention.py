@@ -1,13 +1,15 @@
 """Decide which checkpoints to keep.  Pure; the store deletes the others.
 
-The rules follow tf.compat.v1.train.Saver, without three of its bugs.  A save deletes everything
-over `max_to_keep`, not just one checkpoint.  A restart does not forget when the next checkpoint is
-to be kept permanently.  After a long pause, only one checkpoint is kept permanently, not every one
-until the schedule has caught up.
+The rules follow tf.compat.v1.train.Saver, without three of its bugs:
+
+* A save deletes everything over `max_to_keep`.  The Saver deletes just one checkpoint.
+* A restart remembers when the next checkpoint is to be kept permanently.  The Saver forgets it.
+* After a long pause, only one checkpoint is kept permanently.  The Saver keeps every checkpoint
+  until the schedule has caught up.
 
 The service's checkpoints and the supervised Saver's form one list, in the order of their states.
-An *external* checkpoint comes from another Saver, or has another name.  It stays on the list, is
-not counted, and is never deleted.
+In this module, an *external* checkpoint comes from another Saver, or has another name.  It stays on
+the list, is not counted, and is never deleted.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class RetentionOutcome(msgspec.Struct, frozen=True):
-    """The changes that follow from a new checkpoint, or from a list that another writer has written."""
+    """The changes that follow from a new checkpoint, or from another writer's list."""
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first
     delete: tuple[str, ...]
@@ -45,14 +47,21 @@ class RetentionOutcome(msgspec.Struct, frozen=True):
 
 
 def first_keep(since: float, every_n_hours: float) -> float:
-    """Returns when the first checkpoint is to be kept permanently, counted from `since` (Unix seconds)."""
+    """Returns when the first checkpoint is to be kept permanently; infinite if never.
+
+    The time is counted from `since`.  Both are Unix seconds.
+    """
     return since + every_n_hours * 3600 if every_n_hours < KEEP_NEVER_HOURS else math.inf
 
 
 def retain(
     listed: Sequence[ListedCheckpoint], new: ListedCheckpoint, rule: Rule, later: Set[str] = frozenset()
 ) -> RetentionOutcome:
-    """Adds `new` to the end of the list, but before the checkpoints at the end that hold a `later` state."""
+    """Adds `new` to the list, and trims the list by the rule.
+
+    `new` comes last, but before those checkpoints at the end of the list that are in `later`: they
+    hold later states.
+    """
     chain = [kept for kept in listed if kept.path != new.path]
     at = len(chain)
     while at and chain[at - 1].path in later:
@@ -62,13 +71,13 @@ def retain(
 
 
 def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
-    """Repairs the list after another writer has replaced `before` with `now`; both hold only
-    existing checkpoints.
+    """Repairs the list after another writer has replaced `before` with `now`.
 
-    If `now` is full, that writer knew all checkpoints and dropped the oldest to make room: they
-    stay off the list, and are deleted unless the Saver keeps some permanently.  If `now` is not
-    full, that writer knew only its own: the checkpoints that it dropped come back.  The latest in
-    `now` stays the latest.
+    Both lists hold only existing checkpoints.  If `now` is full, that writer knew all checkpoints
+    and dropped the oldest to make room.  These stay off the list.  They are deleted only if the
+    Saver keeps no checkpoint permanently.  If `now` is not full, that writer knew only its own
+    checkpoints.  Then the checkpoints that it dropped come back.  The latest in `now` stays the
+    latest.
     """
     there = {kept.path for kept in now}
     dropped = [kept for kept in before if kept.path not in there]
@@ -80,7 +89,7 @@ def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], 
     if now:
         chain.sort(key=lambda kept: kept.path == now[-1].path)
     outcome = _trim(chain, rule)
-    # A checkpoint off the list may be one that the Saver keeps permanently.  Delete only if that Saver keeps none.
+    # The Saver may keep a checkpoint permanently that is off the list.  Delete only if it keeps none permanently.
     leaves_none = rule.max_to_keep > 0 and rule.every_n_hours >= KEEP_NEVER_HOURS
     delete = (*rotated, *outcome.delete) if leaves_none else outcome.delete
     return RetentionOutcome(outcome.listed, delete, outcome.next_keep)

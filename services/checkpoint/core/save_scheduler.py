@@ -23,7 +23,10 @@ _RANK: dict[Reason, int] = {"periodic": 0, "start": 1, "manual": 2, "crash": 3, 
 
 
 def as_reason(want: str) -> Reason | None:
-    """Returns the reason that a message asks for; None for "" and for values outside the protocol."""
+    """Returns the reason that a message asks for.
+
+    None for "", and for a value outside the protocol.
+    """
     return next((reason for reason in _RANK if reason == want), None)
 
 
@@ -61,7 +64,7 @@ class Saving(msgspec.Struct):
         return state
 
     def state_lost(self) -> None:
-        """Notes that the state was lost before it was saved; the next save takes over its reason."""
+        """Notes that the state was lost before it was saved.  The next save inherits its reason."""
         assert self.current is not None, "a save was lost that was never begun"
         self._retry_reason, self.current = self.current.reason, None
 
@@ -70,7 +73,10 @@ class Saving(msgspec.Struct):
         self.retry_s = 0.0
 
     def why(self, reasons: Iterable[Reason], plan: CheckpointPlan, is_finishing: bool, now_s: float) -> Reason | None:
-        """Returns why to save a state now, given `reasons` and the time; None if there is no reason."""
+        """Returns why to save a state now, from `reasons`, the time and an earlier failure.
+
+        None if there is no reason.
+        """
         found = list(reasons)
         if self._retry_reason is not None:
             found.append(self._retry_reason)
@@ -79,13 +85,16 @@ class Saving(msgspec.Struct):
         return max(found, key=_RANK.__getitem__, default=None)
 
     def cadence_due_s(self, plan: CheckpointPlan | None) -> float:
-        """Returns when the next periodic checkpoint is due."""
+        """Returns when the next periodic checkpoint is due; infinite if none is planned."""
         if plan is None or plan.save_secs <= 0 or self.cadence_from_s is None:
             return math.inf
         return self.cadence_from_s + plan.save_secs
 
     def next_due_s(self, plan: CheckpointPlan | None) -> float:
-        """Returns when a save comes due by the clock alone, if there is something to save."""
+        """Returns when the clock alone makes a save due, if there is a state to save.
+
+        Infinite during a save.
+        """
         if self.current is not None:
             return math.inf
         return self.retry_s if self._retry_reason else max(self.retry_s, self.cadence_due_s(plan))

@@ -1,8 +1,8 @@
 """Track the program's states: in slots, staged as files, and on disk.
 
-Part of the core (core.py), which passes on everything that it learns.  `durable` is the newest
-state that is verified on disk; a newer state is *unsaved* (`is_saved`).  This module never decides
-when to save or whom to notify.
+Part of the core.  core.py passes on everything that it learns.  `durable` is the newest state that
+is verified on disk.  A newer state is *unsaved* (see `is_saved`).  This module never decides when
+to save or whom to notify.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class States(msgspec.Struct):
             self.told = state
 
     def restored(self, incarnation: int) -> None:
-        """Notes that a trainer has restored; a state that an earlier trainer lost is no longer missed."""
+        """Notes that a trainer has restored.
+
+        If an earlier trainer's state was lost, it is not missed any more.
+        """
         if self.told is not None and self.told.incarnation < incarnation:
             self.told = None
 
@@ -90,12 +93,12 @@ class States(msgspec.Struct):
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
-        # If none of this holds, the program has saved a later state by itself, which stays the newest.
+        # Otherwise the program has saved a later state by itself, and that state stays the newest.
         if self.checkpoint_sequence or self._precedes_run or durable.step > self.newest_step:
             self._note_newest(durable.step, durable.sequence)
 
     def searched(self, found: FoundCheckpoint) -> None:
-        """Notes the result of a search; a checkpoint that it rejected is not durable."""
+        """Notes the result of a search.  A checkpoint that the search rejected is not durable."""
         good = found.checkpoint
         self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
@@ -109,7 +112,10 @@ class States(msgspec.Struct):
             self._note_newest(durable.step, durable.sequence)
 
     def scanned(self, step: int, sequence: int, is_outdated: bool, time: float = math.inf) -> None:
-        """Notes the newest checkpoint in a scan.  `is_outdated`: we have saved another since the scan began."""
+        """Notes the newest checkpoint in a scan.
+
+        `is_outdated`: this service has saved another checkpoint since the scan began.
+        """
         if not is_outdated or (not sequence and step > self.newest_step):
             self._note_newest(step, sequence, time)
 
@@ -117,14 +123,15 @@ class States(msgspec.Struct):
         self.newest_step, self.checkpoint_sequence, self._newest_time = step, sequence, time
 
     def forget_disk(self) -> None:
-        """Forgets the checkpoints on disk, because checkpoints now go to another place."""
+        """Forgets the checkpoints on disk, because the new plan saves to another place."""
         self.kept = ()
         self._note_newest(-1, 0)
 
     def lose(self, state: SavableState, is_bad: bool) -> bool:
         """Notes a state that could not be read.
 
-        Returns True if it is bad and that is news: a save and a verification may both find it.
+        Returns True if the state is bad and not known as bad yet: a save and a verification may
+        both find it.
         """
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
@@ -140,7 +147,7 @@ class States(msgspec.Struct):
     def is_saved(self, run: str, incarnation: int, sequence: int) -> bool:
         """Whether this snapshot, or a newer one, is on disk.
 
-        A later attempt's snapshot is newer, whatever the sequences.
+        A later attempt's snapshot is newer, even if its sequence is lower.
         """
         durable = self.durable
         if durable is not None:
@@ -172,7 +179,10 @@ class States(msgspec.Struct):
         return not self.checkpoint_sequence and self._newest_time < self.run_began
 
     def _attempt(self, run: str, incarnation: int) -> int:
-        """Returns the attempt within this run; 0 for earlier runs, whose sequences continue from one to the next."""
+        """Returns the number of the attempt within this launch.
+
+        0 for all earlier launches: their sequences continue from launch to launch.
+        """
         return incarnation if run == self.run else 0
 
     def in_memory(self) -> list[SavableState]:
@@ -187,7 +197,7 @@ class States(msgspec.Struct):
 
     @property
     def find_lost(self) -> SavableState | None:
-        """The newest state, if its memory was removed or damaged before it was on disk."""
+        """The newest state, if it was lost from memory before it was on disk; None otherwise."""
         told = self.told
         if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
             return None
@@ -210,7 +220,10 @@ class States(msgspec.Struct):
         return max(self.newest_step, self.durable.step if self.durable is not None else -1)
 
     def take_superseded(self, busy: SavableState | None) -> list[SavableState]:
-        """Forgets and returns the staged states that nobody needs any more.  `busy`: the state being saved."""
+        """Forgets the staged states that no process needs any more, and returns them.
+
+        `busy`: the state being saved, which stays.
+        """
         if not self.staged:
             return []
         newest = self.newest_sequence
