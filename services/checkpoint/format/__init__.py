@@ -1,1 +1,1 @@
-"""Name, read and write the files of a checkpoint: TensorFlow's formats, its `checkpoint` file, and the manifest."""
+"""Name, read and write a checkpoint's files: TensorFlow's formats, and procsv's manifest."""

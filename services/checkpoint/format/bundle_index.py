@@ -1,8 +1,8 @@
 """Encode the `.index` file of a V2 checkpoint, byte for byte as TensorFlow does.
 
-It is a LevelDB-style table, which is never compressed or filtered, with an entry for each tensor.
-The bundle writer calls it with pairs in key order.  Pure.  `bundle_reader.py` reads the same
-format.
+The file is a LevelDB-style table with an entry for each tensor.  TensorFlow never compresses or
+filters it.  The bundle writer calls this module with pairs in key order.  Pure.  `bundle_reader.py`
+reads the same format.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns the whole file.  Each key must be greater than the one before it."""
     out = bytearray()
     index, block, last = _Block(1), _Block(RESTART_KEYS), b""
-    closed: bytes | None = None  # handle of a closed block; its index key depends on the key that follows
+    closed: bytes | None = None  # handle of a closed block, until the next key shows which index key it gets
     for key, value in pairs:
         assert key > last or block.is_empty, "keys rise"
         if len(key) + len(value) >= 2 * BLOCK_BYTES and not block.is_empty:
@@ -120,7 +120,7 @@ def _separator(last: bytes, following: bytes) -> bytes:
 
 
 def _successor(last: bytes) -> bytes:
-    """Returns a short key that is not less than `last`."""
+    """Returns a short key that is at least `last`."""
     for at, byte in enumerate(last):
         if byte != 0xFF:
             return last[:at] + bytes([byte + 1])
@@ -128,7 +128,10 @@ def _successor(last: bytes) -> bytes:
 
 
 class UnsupportedTensor(Exception):
-    """A tensor that no V2 checkpoint can hold; TensorFlow's own op would refuse it, too.  The text says why."""
+    """A tensor that no V2 checkpoint can hold.  The text says why.
+
+    TensorFlow's own op would refuse it, too.
+    """
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -148,7 +151,10 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def parse_slice(spec: str) -> Slice:
-    """Parses a `shape_and_slice` of SaveV2: "7 10 0,3:-" is the first three of seven rows of ten."""
+    """Parses a `shape_and_slice` of SaveV2.
+
+    For example, "7 10 0,3:-" is the first three of seven rows of ten.
+    """
     *sizes, extents = spec.split(" ")
     try:
         shape = tuple(int(size) for size in sizes)
@@ -172,7 +178,10 @@ def _parse_extent(text: str) -> tuple[int, int]:
 
 
 def slice_key(key: bytes, piece: Slice) -> bytes:
-    """Returns the key of a slice's own entry.  Such keys sort before a tensor's name and never equal one."""
+    """Returns the key of a slice's own entry.
+
+    Such a key sorts before every tensor name, and equals none.
+    """
     escaped = b"".join({0: b"\x00\xff", 255: b"\xff\x00"}.get(byte, bytes([byte])) for byte in key)
     out = _ordered(0) + escaped + b"\x00\x01" + _ordered(len(piece.extents))
     return out + b"".join(_ordered_signed(start) + _ordered_signed(length) for start, length in piece.extents)
@@ -184,7 +193,10 @@ def _ordered(value: int) -> bytes:
 
 
 def _ordered_signed(value: int) -> bytes:
-    """Encodes a signed integer so that it sorts: a leading 1 for each byte (0 if negative), then its bits."""
+    """Encodes a signed integer so that its bytes sort as the number does.
+
+    A leading 1 for each byte (0 if negative) comes first, then the number's bits.
+    """
     size = 1
     while not -(1 << (7 * size - 1)) <= value < 1 << (7 * size - 1):
         size += 1
@@ -210,7 +222,10 @@ def new_entry(dtype: int, shape: tuple[int, ...], shard: int) -> Any:
 
 
 def add_slice(entry: Any, piece: Slice) -> None:
-    """Adds a slice to the entry of its full tensor; the slices' own entries say where the bytes are."""
+    """Adds a slice to the entry of its full tensor.
+
+    The slice's own entry says where its bytes are.
+    """
     added = entry.slices.add()
     for start, length in piece.extents:
         added.extent.add(**({} if length == _FULL else {"start": start, "length": length}))

@@ -103,7 +103,10 @@ def _parse_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_index(prefix: str) -> Bundle:
-    """Reads the index of checkpoint `prefix`; BadBundle if it is damaged, OSError if it cannot be read."""
+    """Reads the index of checkpoint `prefix`.
+
+    BadBundle if it is damaged, OSError if it cannot be read.
+    """
     path = Path(prefix + ".index")
     data = read_data(path, LARGE_BYTES_MAX, follows_links=True)
     try:
@@ -116,7 +119,10 @@ def read_index(prefix: str) -> Bundle:
 
 
 def check_structure(prefix: str) -> Bundle:
-    """Returns the index after checking that every data file exists and is long enough for it."""
+    """Returns the index, after checking that each data file exists and is long enough.
+
+    BadBundle names the file that is not.
+    """
     bundle = read_index(prefix)
     needed = dict.fromkeys(range(bundle.num_shards), 0)
     for entry in bundle.entries.values():
@@ -164,7 +170,10 @@ def count_elements(entry: Any) -> int:
 
 
 def _string_crc(data: bytes, elements: int) -> int:
-    """Returns the checksum of a string tensor, which covers the lengths as integers, their checksum and the bytes."""
+    """Returns the checksum of a string tensor; -1 if the data is too short.
+
+    It covers the lengths as integers, the checksum of the lengths, and the bytes.
+    """
     crc = at = 0
     try:
         for _ in range(elements):
@@ -176,7 +185,10 @@ def _string_crc(data: bytes, elements: int) -> int:
 
 
 def scalar_int(bundle: Bundle, key: str) -> int | None:
-    """Returns the value of a one-element int32 or int64 tensor, such as the global step; None if it is not there."""
+    """Returns the value of an int32 or int64 tensor with one element, such as the global step.
+
+    None if the checkpoint has no such tensor.
+    """
     entry = bundle.entries.get(key.encode())
     if entry is None or count_elements(entry) != 1 or entry.slices or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
         return None

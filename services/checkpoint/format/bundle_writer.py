@@ -1,11 +1,12 @@
 """Write V2 checkpoints without TensorFlow, byte for byte as SaveV2 and MergeV2Checkpoints would.
 
-write.py calls it on the disk thread.  A snapshot that cannot become a checkpoint raises
-`UnsupportedTensor` before a file is touched.  This module never renames or reads a file.  It makes
-nothing durable; it only lets the disk begin to write early.
+write.py calls it on the disk thread.  `plan_bundle` comes first.  It raises `UnsupportedTensor` for
+a snapshot that cannot become a checkpoint, before any file is touched.  This module never renames
+or reads a file.  It makes nothing durable; it only lets the disk begin to write early.
 
-Each byte is read from the slot once, a chunk at a time.  While a chunk is in the processor's cache,
-it is hashed for the comparison with the trainer's checksum and for the file's own, and written.
+It reads each byte from the slot once, a chunk at a time.  While a chunk is in the processor's
+cache, the chunk is hashed twice and written.  One hash is compared with the trainer's checksum; the
+other becomes the file's checksum.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from procsv.services.checkpoint.format.bundle_index import (
 from procsv.services.checkpoint.format.bundle_reader import mask
 from procsv.services.checkpoint.format.data_file import DataFile
 
-CHUNK_BYTES = 2**20  # a chunk fits the processor's cache; it is a copy, because crc32c takes only immutable bytes
+CHUNK_BYTES = 2**20  # fits the processor's cache; a chunk is copied, because crc32c takes only immutable bytes
 
 _PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of these types
 
@@ -49,8 +50,8 @@ _PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of thes
 class BundlePlan(msgspec.Struct):
     """The tensors to write, after `plan_bundle` has checked that a checkpoint can hold them.
 
-    `slices` maps (shard, index in the shard) to a partial slice; a slice that covers its whole
-    tensor has no entry.
+    `slices` maps (shard, index in the shard) to the slice of its tensor.  A slice that covers its
+    whole tensor has no entry.
     """
 
     shards: tuple[tuple[TensorEntry, ...], ...]
@@ -114,7 +115,10 @@ class BundleWriter:
         self._entries: dict[bytes, Any] = {}  # BundleEntryProto by key
 
     def write_shard(self, number: int) -> Path:
-        """Writes one data file.  Killed in the middle: it has no index, and its directory is swept."""
+        """Writes one data file.
+
+        Killed in the middle: the file has no index, and the next start sweeps its directory.
+        """
         path = Path(f"{self._prefix}.data-{number:05d}-of-{self._plan.count:05d}")
         file = DataFile(path)
         try:
@@ -160,7 +164,10 @@ class BundleWriter:
         return crc
 
     def _put_variants(self, file: DataFile, entry: TensorEntry) -> int:
-        """Writes each variant: length, VariantTensorDataProto, and the running checksum, which includes itself."""
+        """Writes each variant: its length, its VariantTensorDataProto, and a running checksum.
+
+        The running checksum covers everything so far, including the earlier checksums.
+        """
         crc = 0
         for value in self._packed(entry):
             crc = google_crc32c.extend(google_crc32c.extend(crc, struct.pack("<Q", len(value))), value)

@@ -3,9 +3,9 @@
 The bundle writer calls it on the disk thread.  It makes nothing durable; an fsync must follow.
 
 For a large file, the page cache is the expensive part.  Its pages cost four times the processor
-time of the transfer to the disk, and displace the pages that training uses.  So whole blocks bypass
-it if the disk keeps up.  On a slow disk they go through the page cache, which takes them
-immediately.
+time of the transfer to the disk, and they displace pages that training uses.  So if the disk keeps
+up, whole blocks bypass the page cache.  If the disk is slow, they go through the page cache, which
+takes them immediately.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ BLOCK_BYTES = 4 * 2**20
 ALIGN_BYTES = 4096  # offset and size of a direct write must be multiples of this, on any disk
 TRIAL_BYTES = 8 * BLOCK_BYTES  # after this much was written directly, decide whether the disk keeps up
 DIRECT_MB_S_MIN = 300.0
-# With this much in the page cache, the disk begins to write it back while the rest is being written.  An fdatasync in
-# a thread of its own would halve the speed instead, because it commits the file's growing size each time.
+# Each time the page cache holds this much new data, the disk is asked to begin to write it back.  An fdatasync in a
+# separate thread would halve the speed instead, because each call commits the file's growing size.
 BEHIND_BYTES = 2 * BLOCK_BYTES
 
-# The last file's block, reused for the next: the kernel clears new memory, which costs as much as a checksum.
+# The last file's block, for the next file to reuse.  The kernel clears new memory, and that costs as much as a checksum.
 _spare: list[mmap.mmap] = []
 
 
 class DataFile:
-    """One file in the making.  Killed at any time: the file has no index, and its directory is swept."""
+    """One file in the making.
+
+    Killed at any time: the file has no index, and the next start sweeps its directory.
+    """
 
     def __init__(self, path: Path) -> None:
         self.size = 0
@@ -49,7 +52,10 @@ class DataFile:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the bytes were checked after the disk had taken them, so that the file need not be read back."""
+        """Whether the file bypassed the page cache.
+
+        Its bytes were then checked as the disk took them, so it need not be read back.
+        """
         return self._is_direct is True
 
     def append_data(self, data: bytes) -> None:
@@ -65,7 +71,10 @@ class DataFile:
                 self._write_block()
 
     def finish_file(self) -> FileSum:
-        """Returns the size and sum of the appended data; WriteMismatch if the disk was given other bytes."""
+        """Returns the size and sum of the appended data.
+
+        WriteMismatch if the disk was given other bytes.
+        """
         with memoryview(self._block) as block:
             whole = self._filled - self._filled % ALIGN_BYTES if self._is_direct else 0
             self._write_view(block[:whole])
@@ -121,9 +130,9 @@ class DataFile:
 
 
 def _new_block() -> mmap.mmap:
-    """Returns page-aligned memory, as direct writes need it, in huge pages if the kernel has them.
+    """Returns page-aligned memory for direct writes, in huge pages if the kernel has them.
 
-    One huge page costs a fraction of a thousand small ones on first use and in the disk's
+    One huge page costs a fraction of a thousand small pages, on first use and in the disk's
     transfers.
     """
     block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages

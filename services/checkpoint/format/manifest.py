@@ -46,7 +46,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Reads the manifest at `path`; None if there is none, BadCheckpoint if it is garbled."""
+    """Reads the manifest at `path`.  None if there is none, BadCheckpoint if it is garbled."""
     try:
         return decode_manifest(read_data(path, follows_links=True))
     except FileNotFoundError:
@@ -54,22 +54,25 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def with_index(manifest: Manifest, path: str) -> Manifest:
-    """Returns `manifest` with the identity of the index of checkpoint `path`, whose files are in place."""
+    """Returns `manifest` with the identity of the index of checkpoint `path`.
+
+    The index must be in place.
+    """
     return msgspec.structs.replace(manifest, index=_id_of(index_of(path).stat()))
 
 
 def is_of(manifest: Manifest | None, path: str) -> bool:
-    """Whether the manifest of checkpoint `path` was written for the checkpoint's present index.
+    """Whether `manifest` was written for the present index of checkpoint `path`.
 
-    `manifest` is None if it is garbled or missing.  False for a copy, or if another Saver has
-    replaced the index since.  The index is not read.  FileNotFoundError if the index or the
-    manifest is missing.
+    False if the checkpoint was copied, or if another Saver has replaced the index since.
+    `manifest` is None if it is garbled or missing.  This does not read the index.
+    FileNotFoundError if the index or the manifest is missing.
     """
     index = index_of(path).stat()
     if manifest is not None and manifest.index is not None:
         return manifest.index == _id_of(index)
     if manifest is not None and not manifest.sequence:
-        return manifest.time == index.st_mtime  # earlier versions of procsv set it so for other writers
+        return manifest.time == index.st_mtime  # so earlier versions of procsv marked other writers' checkpoints
     return manifest_of(path).stat().st_mtime_ns >= index.st_mtime_ns
 
 
@@ -85,12 +88,15 @@ def manifest_or_none(path: str) -> Manifest | None:
 
 
 def written(path: str) -> float:
-    """Returns when a checkpoint was written (Unix seconds), from its manifest, or else from its files."""
+    """Returns when a checkpoint was written (Unix seconds).
+
+    The time comes from its manifest, or without one from its files.
+    """
     return time_of(path, manifest_or_none(path))
 
 
 def time_of(path: str, manifest: Manifest | None) -> float:
-    """Like `written`, with the manifest that the caller has read (None: there is none)."""
+    """Like `written`, for a caller that has read the manifest; None if there is none."""
     if manifest is not None:
         return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)

@@ -52,7 +52,7 @@ def is_like(name: str, start: str, rest: re.Pattern[str]) -> bool:
 
 
 def model_files(path: str) -> list[Path]:
-    """Returns a checkpoint's existing files except `.meta` and manifest, data before index."""
+    """Returns a checkpoint's existing files except `.meta` and manifest: data, then index."""
     if _V1_SHARDS.search(path):
         return _files_like(base_of(path), path[len(base_of(path)) :])
     data = _files_like(path, ".data-?????-of-?????")
@@ -60,7 +60,10 @@ def model_files(path: str) -> list[Path]:
 
 
 def index_of(path: str) -> Path:
-    """Returns a checkpoint's index, or without one its first file; FileNotFoundError if all are gone."""
+    """Returns a checkpoint's index, or its first file if it has no index.
+
+    FileNotFoundError if it has no files.
+    """
     index = Path(path + ".index")
     files = [index] if index.is_file() else model_files(path)
     if not files:
@@ -69,7 +72,10 @@ def index_of(path: str) -> Path:
 
 
 def _files_like(prefix: str, rest: str) -> list[Path]:
-    """Returns the files named `prefix` + `rest`, where each ? in `rest` stands for any one character."""
+    """Returns the files named `prefix` + `rest`.
+
+    Each ? in `rest` stands for any one character.
+    """
     directory, start = os.path.split(prefix)
     size = len(start) + len(rest)
     with contextlib.suppress(OSError):
@@ -80,7 +86,10 @@ def _files_like(prefix: str, rest: str) -> list[Path]:
 
 
 def _is_file(path: str) -> bool:
-    """Like Path.is_file, but faster for many files, and OSError passes through if the answer is unknown."""
+    """Like Path.is_file, but faster for many files.
+
+    OSError if the answer is unknown.
+    """
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
     except OSError as error:
@@ -111,7 +120,7 @@ def signature_of(files: Iterable[Path]) -> Signature:
 
 
 def has_files(path: str) -> bool:
-    """Whether TensorFlow would accept `path` as a checkpoint: its index, or its V1 file, exists."""
+    """Whether TensorFlow would accept `path` as a checkpoint: it has an index, or is a V1 file."""
     if _V1_SHARDS.search(path):
         return bool(model_files(path))
     return _is_file(path + ".index") or _is_file(path)

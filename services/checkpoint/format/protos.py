@@ -1,8 +1,7 @@
-"""Define TensorFlow's protos for a checkpoint's index and for the `checkpoint` file, without
-TensorFlow.
+"""Define TensorFlow's protos for a checkpoint's index and for the `checkpoint` file.
 
-They are built from descriptors, so protobuf itself does the encoding.  Fields that nothing here
-reads or writes are left out.
+They are built from descriptors, without TensorFlow, so that protobuf does the encoding.  Fields
+that procsv neither reads nor writes are left out.
 """
 
 from __future__ import annotations

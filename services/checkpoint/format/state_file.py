@@ -19,8 +19,8 @@ from procsv.base.system.data_file import read_data
 from procsv.services.checkpoint.format.manifest import written
 from procsv.services.checkpoint.format.protos import CheckpointState
 
-# `last_preserved_timestamp` is set this long before the oldest checkpoint, because a manager that starts adopts only
-# checkpoints younger than that.
+# `last_preserved_timestamp` is this long before the oldest checkpoint.  When a CheckpointManager starts, it adopts only
+# checkpoints that are newer than this timestamp.
 PRESERVED_BEFORE_S = 1.0
 
 
@@ -36,7 +36,10 @@ class GarbledStateFile(Exception):
 
 
 def read_state(path: Path) -> StateFile | None:
-    """Reads the `checkpoint` file at `path`; None if there is none, GarbledStateFile if it makes no sense."""
+    """Reads the `checkpoint` file at `path`.
+
+    None if there is none, GarbledStateFile if it makes no sense.
+    """
     try:
         text = stale.try_again(lambda: read_data(path, follows_links=True))
     except FileNotFoundError:
@@ -46,7 +49,10 @@ def read_state(path: Path) -> StateFile | None:
 
 @functools.lru_cache(maxsize=8)  # one file is read many times before it is written again
 def parse_state(text: bytes, path: str) -> StateFile:
-    """Parses the bytes of the `checkpoint` file at `path`; GarbledStateFile if they make no sense."""
+    """Parses the bytes of the `checkpoint` file at `path`.
+
+    GarbledStateFile if they make no sense.
+    """
     state = CheckpointState()
     try:
         text_format.Merge(text.decode(), state)
@@ -58,13 +64,13 @@ def parse_state(text: bytes, path: str) -> StateFile:
 
 
 def state_text(save_path: str, all_paths: list[str], relative: bool, times: list[float] | None = None) -> bytes:
-    """Returns the text that Saver.save(save_path) would write for absolute `all_paths` (oldest
-    first).
+    """Returns the text that Saver.save(save_path) would write.
 
-    The paths are written relative to the directory if `relative`, if `save_path` is relative, or if
-    it is not valid UTF-8, because the file can hold only UTF-8.  `times` are the Unix seconds of
-    each path.  With them, the text is what a tf.train.CheckpointManager would write; without them,
-    a manager would forget the checkpoints and never delete one.
+    `all_paths` are absolute, oldest first.  The text has them relative to the directory in three
+    cases: `relative` is set, `save_path` is relative, or `save_path` is not valid UTF-8.  (The file
+    can hold only UTF-8.)  `times` are the Unix seconds of each path.  With them, the text is the
+    text of a tf.train.CheckpointManager.  Without them, a manager would forget the checkpoints and
+    never delete one.
     """
     if relative or not Path(save_path).is_absolute() or not is_utf8(save_path):
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  resolve would replace links
@@ -89,5 +95,5 @@ def list_text(save_path: str, all_paths: list[str], relative: bool, lists_times:
 
 
 def write_state(path: Path, save_path: str, all_paths: list[str], relative: bool, lists_times: bool = False) -> None:
-    """Replaces the `checkpoint` file.  Killed in between: the old one is still there."""
+    """Replaces the `checkpoint` file.  Killed in between: the old file is still there."""
     replace_file(path, list_text(save_path, all_paths, relative, lists_times))

@@ -1,7 +1,7 @@
 """Find, list and verify the checkpoints in a remote directory, and move bad ones aside.
 
-It does what store/catalog.py does, through TensorFlow's filesystem, and never deletes anything.
-url_files.py calls it on the disk thread; tools/inventory.py calls `take_remote_inventory`, which
+It does through TensorFlow's filesystem what store/catalog.py does, and never deletes anything.
+url_files.py calls it on the disk thread. tools/inventory.py calls `take_remote_inventory`, which
 only reads.
 """
 
@@ -76,7 +76,7 @@ class UrlListing(Listing):
         except BadCheckpoint:
             with contextlib.suppress(
                 BadCheckpoint
-            ):  # perhaps another save replaced the files; then the manifest is void
+            ):  # another save may have replaced the files; the manifest is then void
                 return self._verify_foreign(path)
             raise
         return manifest.step
@@ -86,8 +86,8 @@ class UrlListing(Listing):
         try:
             step = gfile.read_tensors(path)
         except OSError:
-            # TensorFlow's reader raises the same error for an unreadable place and for bad bytes.  Reading the files
-            # here lets an OSError through in the first case.
+            # TensorFlow's reader raises the same error for an unreadable directory and for bad bytes.  So read the files
+            # here: that raises OSError if the directory is unreadable.
             for name in self.files_of(path):
                 gfile.sum_of(gfile.join(gfile.directory_of(path), name))
             try:
@@ -108,13 +108,19 @@ class UrlListing(Listing):
             gfile.move(gfile.join(self.directory, file), gfile.join(aside, file))
 
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
-        """Lists names relative to the `checkpoint` file itself, as TensorFlow does for such paths."""
+        """Replaces the `checkpoint` file, with names relative to its directory.
+
+        TensorFlow does the same for such paths.
+        """
         names = [path.removeprefix(self.directory + "/") for path in paths]
         gfile.replace(gfile.join(self.directory, plan.latest_filename), state_of_names(names))
 
 
 def verify_files(manifest: Manifest, directory: str) -> None:
-    """Raises BadCheckpoint if one of the manifest's files is missing or wrong; OSError passes through."""
+    """Raises BadCheckpoint if one of the manifest's files is missing or wrong.
+
+    OSError if one cannot be read.
+    """
     for name, expected in manifest.files.items():
         try:
             found = gfile.sum_of(gfile.join(directory, name))
@@ -126,8 +132,7 @@ def verify_files(manifest: Manifest, directory: str) -> None:
 class _RemotePlace(UrlListing, CheckpointDirectory):
     """A checkpoint directory at a URL.
 
-    For a checkpoint without a manifest, it does not check the structure and takes the step from the
-    name.
+    If a checkpoint has no manifest, its structure is not checked, and its step comes from its name.
     """
 
     def __init__(self, directory: str) -> None:

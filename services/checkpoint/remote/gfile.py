@@ -1,10 +1,9 @@
-"""Read and write files through TensorFlow's filesystem layer: gs://, s3://, hdfs:// and any other
-registered.
+"""Read and write files through TensorFlow's filesystem layer, such as gs://, s3:// and hdfs://.
 
 catalog.py and url_files.py call it on the disk thread; it imports TensorFlow on first use.  It
-assumes little: a closed file exists, but may be incomplete; renames are not atomic; nothing can be
-synced.  TensorFlow's errors become OSError.  Paths are URLs in strings, because a pathlib.Path
-would drop a slash.
+assumes little about a filesystem.  A closed file exists, but may be incomplete.  Renames are not
+atomic.  Nothing can be synced.  TensorFlow's errors become OSError.  Paths are URLs in strings,
+because a pathlib.Path would drop a slash.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _tensorflow: Any = None
 
 
 def load() -> Any:
-    """Imports TensorFlow once, without the accelerators, which belong to the trainer."""
+    """Imports TensorFlow once, without the accelerators: they belong to the trainer."""
     global _tensorflow
     with _loading:
         if _tensorflow is None:
@@ -81,7 +80,7 @@ def is_directory(url: str) -> bool:
 
 
 def names_in(directory: str) -> list[str]:
-    """Lists the names in a directory; none if it does not exist."""
+    """Lists the names in a directory; an empty list if the directory does not exist."""
     try:
         with _as_os_error(directory):
             return sorted(str(name).rstrip("/") for name in load().io.gfile.listdir(directory))
@@ -102,14 +101,20 @@ def read_file(url: str) -> bytes:
 
 
 def stat(url: str) -> tuple[int, float]:
-    """Returns a file's size and the time of its last change (Unix seconds); FileNotFoundError."""
+    """Returns a file's size and the time of its last change (Unix seconds).
+
+    FileNotFoundError if it does not exist.
+    """
     with _as_os_error(url):
         found = load().io.gfile.stat(url)
         return int(found.length), float(found.mtime_nsec) / 1e9
 
 
 def replace(url: str, data: bytes) -> None:
-    """Replaces a small file, atomically if the filesystem can; otherwise a kill leaves it garbled."""
+    """Replaces a small file.
+
+    This is atomic if the filesystem has atomic moves.  Otherwise a kill leaves the file garbled.
+    """
     load()
     from tensorflow.python.lib.io import file_io
 
@@ -124,7 +129,10 @@ def replace(url: str, data: bytes) -> None:
 
 
 def upload(source: Path, url: str) -> None:
-    """Copies a local file to `url`.  Removes an older file first, because not every filesystem truncates it."""
+    """Copies a local file to `url`.
+
+    Removes an older file first, because some filesystems do not truncate it.
+    """
     remove(url)
     with source.open("rb") as file, _as_os_error(url):
         _write_pieces(url, iter(lambda: file.read(PIECE_BYTES), b""))
@@ -144,7 +152,10 @@ def _write_pieces(url: str, pieces: Iterator[bytes]) -> None:
 
 
 def sum_of(url: str) -> FileSum:
-    """Reads a whole file and returns its size and checksum; FileNotFoundError if it does not exist."""
+    """Reads a whole file and returns its size and checksum.
+
+    FileNotFoundError if it does not exist.
+    """
     digest, size = xxhash.xxh3_128(), 0
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -165,13 +176,16 @@ def remove_tree(directory: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Renames a file, not atomically: it may be copied and deleted."""
+    """Renames a file.  This is not atomic: the filesystem may copy and delete it."""
     with _as_os_error(source):
         load().io.gfile.rename(source, target, overwrite=True)
 
 
 def read_tensors(path: str) -> int | None:
-    """Verifies the checksum of every tensor; returns the global step if there is one.  OSError if one is wrong."""
+    """Verifies the checksum of every tensor; returns the global step, or None if there is none.
+
+    OSError if a checksum is wrong, or if a file cannot be read.
+    """
     tf = load()
     with _as_os_error(path):
         try:

@@ -1,13 +1,12 @@
-"""Keep checkpoints in a directory at a URL, ordering the writes so that a kill at any line does no
-damage.
+"""Keep checkpoints in a directory at a URL, so that a kill at any line does no damage.
 
-The store uses it.  The files are written and verified in a staging directory in the run's local
-home, then uploaded.  Remote places have neither atomic renames nor fsync.  So every upload is read
-back, the manifest follows, the `checkpoint` file comes last, and no whole checkpoint is
-overwritten.
+The store uses it.  It writes and verifies the files in a staging directory in the run's local home,
+then this module uploads them.  Remote filesystems have neither atomic renames nor fsync.  So the
+order is: upload the files, read them back, write the manifest, and replace the `checkpoint` file
+last.  No upload overwrites a whole checkpoint.
 
-If an older checkpoint has the same name (a Saver without a global step), the new one is first
-uploaded whole to `procsv-staging/<sequence>/` in the same directory, and copied from there.
+An older checkpoint has the same name if the Saver has no global step.  Then the new checkpoint is
+first uploaded whole to `procsv-staging/<sequence>/` in the same directory, and copied from there.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class UrlFiles:
         return UrlListing(plan)
 
     def _take_directory(self, plan: CheckpointPlan) -> None:
-        """Takes the directory once; raises RemoteFenced if another run has taken it since."""
+        """Takes the directory once.  RemoteFenced if another run has taken it since."""
         directory = gfile.directory_of(plan.save_path)
         self._fence.claim(directory)
         self._fence.check_fence(directory)
@@ -93,7 +92,7 @@ class UrlFiles:
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Uploads a checkpoint; WriteMismatch if the upload differs from the local files."""
+        """Uploads a checkpoint.  WriteMismatch if the upload differs from the local files."""
         try:
             if f"{gfile.name_of(path)}.index" not in manifest.files:
                 raise OSError(
@@ -107,7 +106,7 @@ class UrlFiles:
     def _put_files(
         self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Uploads the files; returns the new list in the `checkpoint` file."""
+        """Uploads the files; returns the list that the `checkpoint` file now has."""
         directory = gfile.directory_of(path)
         gfile.make_dirs(directory)
         catalog = UrlListing(plan)
@@ -117,7 +116,7 @@ class UrlFiles:
         else:
             try:
                 self._upload_files(staging, directory, manifest, directory)
-                # Killed here: the files are in no manifest and on no list, but whole by their own checksums.
+                # Killed here: the files have no manifest and are not listed, but their own checksums prove them whole.
                 failpoint("checkpoint.before_manifest")
                 self._fence.check_fence(directory)
                 gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
@@ -156,13 +155,16 @@ class UrlFiles:
         try:
             self._fence.check_fence(catalog.directory)
         except RemoteFenced:
-            if before is not None:  # killed before this: the other run restores its list with its next save
+            if before is not None:  # killed before this: the other run's next save restores its list
                 gfile.replace(url, before)
             raise
         self._wrote[catalog.directory] = listed
 
     def _upload_files(self, staging: Path, directory: str, manifest: Manifest, home: str) -> None:
-        """Uploads the files to `directory` and reads them back.  `home`: the directory that we must own."""
+        """Uploads the files to `directory` and reads them back.
+
+        `home`: the directory that the run must own.
+        """
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
             self._fence.check_fence(home)
@@ -170,7 +172,7 @@ class UrlFiles:
         _read_back(directory, manifest)
 
     def _stage_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """Uploads the whole checkpoint, manifest last, to a directory that no search looks at."""
+        """Uploads the whole checkpoint, manifest last, to a directory that no search visits."""
         directory = _staging_of(plan, manifest.sequence)
         gfile.make_dirs(directory)
         self._upload_files(staging, directory, manifest, gfile.directory_of(path))
@@ -178,7 +180,10 @@ class UrlFiles:
         # Killed from here on: the checkpoint is staged whole, and the next start copies it into place.
 
     def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """Replaces the older checkpoint of that name.  Every line can run again after a kill."""
+        """Replaces the older checkpoint of that name by the staged one.
+
+        Every line can run again after a kill.
+        """
         source, target = _staging_of(plan, manifest.sequence), gfile.directory_of(path)
         failpoint("checkpoint.before_directory_fsync")
         for stale in UrlListing(plan).files_of(path):
@@ -216,7 +221,10 @@ class UrlFiles:
 
     # -- after a kill -------------------------------------------------------------------------------------------
     def _end_interrupted(self, plan: CheckpointPlan) -> None:
-        """Finishes interrupted copies and deletions and removes temporary files, once for each directory."""
+        """Finishes interrupted copies and deletions, and removes temporary files.
+
+        Does so once for each directory.
+        """
         directory = gfile.directory_of(plan.save_path)
         if directory in self._ended:
             return
@@ -261,7 +269,10 @@ def _read_back(directory: str, manifest: Manifest) -> None:
 
 
 def _delete_files(path: str, names: list[str]) -> None:
-    """Removes a checkpoint: the index first, so that no torn checkpoint remains, and the manifest last."""
+    """Removes a checkpoint.
+
+    The index goes first, so that no torn checkpoint remains.  The manifest goes last.
+    """
     name = gfile.name_of(path)
     parts = [n for n in names if n.startswith((f"{name}.data-", f"{name}.meta"))]
     for part in (f"{name}.index", *parts, f"{name}{MANIFEST_SUFFIX}"):
@@ -269,7 +280,10 @@ def _delete_files(path: str, names: list[str]) -> None:
 
 
 def _withdraw(path: str) -> None:
-    """Removes an upload.  Files that cannot be removed are on no list, and the next try overwrites them."""
+    """Removes an upload.
+
+    A file that cannot be removed is on no list, and the next try overwrites it.
+    """
     with contextlib.suppress(OSError):
         _delete_files(path, gfile.names_in(gfile.directory_of(path)))
 
