@@ -1,7 +1,7 @@
 """Find and verify the checkpoints in a directory, and move bad ones aside.
 
-The store calls it on the disk thread. It never deletes anything. It never trusts a name: each
-checkpoint is verified file by file.
+The store calls it on the disk thread.  It never deletes anything.  It never trusts a name: it
+verifies each checkpoint file by file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LocalListing(Listing):
         is_garbled: bool,
         catalog: Catalog | None = None,
     ) -> None:
-        """`catalog`: knows which checkpoints were verified before."""
+        """`catalog`: remembers which checkpoints were verified before."""
         super().__init__(directory, basename, names, listed, trouble, is_garbled)
         self._catalog = catalog or Catalog()
 
@@ -61,7 +61,7 @@ class LocalListing(Listing):
     def move_aside(self, path: str) -> None:
         files = names.all_files(path)
         if not files or os.path.realpath(Path(path).parent) != os.path.realpath(self.directory):
-            return  # a copied list may name files elsewhere, which another run may be writing
+            return  # a copied list may name files elsewhere, and another run may be writing them
         base = Path(names.base_of(path))
         target = base.with_name(base.name + ".rejected")
         number = 2
@@ -89,8 +89,7 @@ def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> Lo
 def read_list(state_path: Path) -> tuple[list[str], str, bool]:
     """Read a `checkpoint` file.
 
-    Return its paths, the latest first, then what is wrong with it or "", then whether it is
-    garbled.
+    Return its paths, the latest first; what is wrong with it, or ""; and whether it is garbled.
     """
     try:
         state = read_state(state_path)
@@ -120,13 +119,13 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
 
 
 class Catalog:
-    """Verifies checkpoints, and verifies one again only if its files have changed."""
+    """Verifies checkpoints; verifies a checkpoint again only if its files have changed."""
 
     def __init__(self) -> None:
         self._good: dict[str, Signature] = {}
 
     def verify_checkpoint(self, path: str) -> int:
-        """Do what Listing.verify_checkpoint says."""
+        """Verify a checkpoint as Listing.verify_checkpoint (search.py) describes."""
         try:
             manifest = read_manifest(names.manifest_of(path))
         except BadCheckpoint:
@@ -150,17 +149,20 @@ class Catalog:
         return manifest.step
 
     def trust(self, path: str) -> None:
-        """Remember that a checkpoint is good, because the caller has just written or verified it."""
+        """Remember that a checkpoint is good: the caller has just written or verified it."""
         self._good[path] = names.signature_of(names.all_files(path))
 
     def forget_checkpoints(self, paths: Iterable[str]) -> None:
-        """Forget deleted checkpoints, because a run of weeks deletes many."""
+        """Forget deleted checkpoints: a run of weeks deletes many."""
         for path in paths:
             self._good.pop(path, None)
 
 
 def _is_of(manifest: Manifest | None, path: str) -> bool:
-    """Like `is_of`, but True if a file is gone, because then no other save has replaced the checkpoint."""
+    """Like `is_of`, but True if a file is gone.
+
+    If another save had replaced the checkpoint, the file would be there.
+    """
     try:
         return is_of(manifest, path)
     except FileNotFoundError:
@@ -168,7 +170,10 @@ def _is_of(manifest: Manifest | None, path: str) -> bool:
 
 
 def verify_foreign(path: str) -> int:
-    """Verify a checkpoint without a manifest (TensorFlow's or the user's) by its own checksums. Return its step."""
+    """Verify a checkpoint without a manifest by its own checksums.  Return its step.
+
+    Such a checkpoint is TensorFlow's or the user's.
+    """
     if not Path(path + ".index").is_file():
         _verify_v1(path)
         return names.step_in_name(path)
@@ -182,7 +187,10 @@ def verify_foreign(path: str) -> int:
 
 
 def step_of(path: str, otherwise: int) -> int:
-    """Return the global step stored in the checkpoint, or `otherwise` if it holds none or cannot be read."""
+    """Return the global step stored in the checkpoint.
+
+    Return `otherwise` if it holds none or cannot be read.
+    """
     with contextlib.suppress(BadBundle, OSError, ValueError):
         step = scalar_int(read_index(path), GLOBAL_STEP_KEY)
         return otherwise if step is None else step

@@ -24,41 +24,59 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 class CheckpointFiles(Protocol):
     """A place for checkpoints.
 
-    Only the disk thread calls it. OSError passes through unless a method says otherwise.
+    Only the disk thread calls it.  Any method may raise OSError.
     """
 
     def has_logdir(self) -> bool:
         """Whether the logdir exists.
 
-        A program may delete its logdir and create it again, which would fail if we had created it
-        first.
+        A program may delete its logdir and create it again.  It would fail if we had created the
+        logdir first.
         """
 
     def check_lease(self) -> None:
-        """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
+        """Raise OSError if another machine has taken the logdir.
+
+        Then nothing may be written or removed there.
+        """
 
     def recover(self) -> None:
-        """Finish the previous service's commits into the logdir itself. Other directories wait for their plan."""
+        """Finish the previous service's commits into the logdir itself.
+
+        Commits into other directories are finished once a plan names the directory.
+        """
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
-        """List the checkpoints. A read-only place is not an error: whole checkpoints can still be restored."""
+        """List the checkpoints.
+
+        A read-only place is not an error: whole checkpoints can still be restored from it.
+        """
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         """Return the `paths` that belong on the supervised Saver's own list."""
 
     def previous_owner(self, plan: CheckpointPlan) -> str:
-        """Return the run on another machine that saved here before ours, or "" if that is not recorded here."""
+        """Return the run on another machine that saved here before ours.
+
+        Return "" if this place does not record it.
+        """
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """Find the newest good checkpoint with a step below `before` (-1: any step). Move bad ones aside."""
+        """Find the newest good checkpoint with a step below `before` (-1: any step).
+
+        Move bad checkpoints aside.
+        """
 
     # -- saving ----------------------------------------------------------------------------------------------
     def path_of(self, plan: CheckpointPlan, name: str) -> str:
         """Return the path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
 
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
-        """Create an empty directory for a checkpoint of `size` bytes. An error in the `with` block removes it."""
+        """Create an empty directory for a checkpoint of `size` bytes.
+
+        An error in the `with` block removes it.
+        """
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
@@ -76,4 +94,4 @@ class CheckpointFiles(Protocol):
         """Give another writer's checkpoint its manifest, and repair the list."""
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
-        """Assign to the supervised Saver a checkpoint that was adopted as another Saver's."""
+        """Assign a checkpoint that was adopted as another Saver's to the supervised Saver."""

@@ -45,13 +45,16 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 
 declare("checkpoint.before_fsync")
 
-# A run on another machine that saved at this URL before us may still be making a checkpoint. Skip this many sequence
-# numbers, so that its checkpoint does not look newer than ours.
+# Another run may have saved at this URL before us, and may still be making a checkpoint on its machine. Skip this many
+# sequence numbers, so that its checkpoint does not look newer than ours.
 SEQUENCES_SKIPPED = 1000
 
 
 class SlotGone(Exception):
-    """The state is gone: its slot holds or is getting a newer one, or its staged files were removed."""
+    """The state is gone.
+
+    Its slot holds or is getting a newer state, or its staged files were removed.
+    """
 
 
 class SlotBad(Exception):
@@ -69,10 +72,10 @@ class Store:
 
     # -- startup ---------------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """Return the earlier runs of this logdir that left snapshots in shared memory. Record this
-        run for the next.
+        """Return the earlier runs of this logdir that left snapshots in shared memory.
 
-        Snapshots of any other run belong to a deleted logdir and are not restored.
+        Also record this run for the next service.  Snapshots of any other run belong to a deleted
+        logdir and are not restored.
         """
         last = read_run(self._paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())
@@ -83,12 +86,19 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Finish the previous service's commits into the logdir itself. Other directories wait for their plan."""
+        """Finish the previous service's commits into the logdir itself.
+
+        Commits into other directories are finished once a plan names the directory.
+        """
         if self._files.has_logdir():
             self._files.recover()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        """List the checkpoints on disk. Verify the newest if a snapshot in memory may hold the same state."""
+        """List the checkpoints on disk.
+
+        Verify the newest checkpoint if it may be the same state as a snapshot in memory, or if the
+        previous service may have died before it announced the save.
+        """
         listing = self._files.listing(plan)
         before = self._files.previous_owner(plan)
         top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
@@ -132,14 +142,17 @@ class Store:
         return found
 
     def release(self) -> None:
-        """Let the checkpoint that `find_checkpoint` returned be deleted: the trainer has restored it."""
+        """Allow the deletion of the checkpoint that `find_checkpoint` returned.
+
+        The trainer has restored it.
+        """
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Compare a slot with its checksums. Raise SlotBad if they differ, SlotGone if it holds
-        another state.
+        """Compare a slot with its checksums.
 
-        This reads only memory, so it need not run on the disk thread.
+        Raise SlotBad if they differ, SlotGone if the slot holds another state.  This reads only
+        memory, so it may run on any thread.
         """
         reader = self._read_slot(info)
         try:
@@ -159,7 +172,10 @@ class Store:
 
     # -- saving ----------------------------------------------------------------------------------------------
     def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan) -> Durable:
-        """Write `state` as a checkpoint. After SlotGone, SlotBad or any other error the disk is as it was."""
+        """Write `state` as a checkpoint.
+
+        After SlotGone, SlotBad or any other error, the checkpoints on disk are as before.
+        """
         started_s = self._clock.monotonic()
         self._files.check_lease()
         if state.slot is not None:
@@ -188,7 +204,10 @@ class Store:
     def _write_checkpoint(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
-        """Write the files and read them back. Return the path to list, and the sums of all files except `.meta`."""
+        """Write the files and read them back.
+
+        Return the path to list, and the sums of all files except `.meta`.
+        """
         try:
             written = write.write_files(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)

@@ -4,13 +4,17 @@ The store calls it on the disk thread. It works on files alone and knows nothing
 slots or messages.
 
 A *staging area* is a directory on the checkpoint's own filesystem. In it,
-`staging/<sequence>.<run>/` holds a checkpoint in the making. If it replaces an older checkpoint
-with the same name, `replaced/<sequence>.<run>/` holds links to the files of the older one. A
-staging directory with `intent.json` is complete and on disk: if a kill interrupts the commit, the
-next process finishes it. A directory without one is swept. Either way the directory disappears.
-Every rename of a commit has this directory at one end, and a takeover of the logdir finishes or
-sweeps it before anything else. So a process that has lost the logdir can no longer change a
-checkpoint (base/system/fenced_rename.py).
+`staging/<sequence>.<run>/` holds a checkpoint in the making. If the checkpoint replaces an older
+one of the same name, `replaced/<sequence>.<run>/` holds links to the older files.
+
+A staging directory with `intent.json` is complete and on disk. If a kill interrupts the commit, the
+next process finishes it from there. A staging directory without `intent.json` is swept. Either way
+the directory disappears.
+
+The staging directory is also the commit's fence. Every rename of a commit moves a file into or out
+of this directory. When another machine takes over the logdir, it first finishes or sweeps the
+directory. So a process that has lost the logdir can no longer change a checkpoint
+(base/system/fenced_rename.py).
 """
 
 from __future__ import annotations
@@ -57,7 +61,10 @@ class StagingArea:
     """The directories `staging` and `replaced` on one filesystem."""
 
     def __init__(self, home: Path, run: str = "") -> None:
-        """`run`: the run that commits here. Two runs may use the same sequence, so directory names include the run."""
+        """`run`: the run that commits here.
+
+        Two runs may use the same sequence, so directory names include the run.
+        """
         self.home = home
         self.staging = home / "staging"
         self.replaced = home / "replaced"
@@ -67,8 +74,8 @@ class StagingArea:
         """Create an empty staging directory.
 
         A machine that takes over the logdir writes its lease first, and then removes the staging
-        directories that it finds. So if we still hold the lease after this call, any later takeover
-        finds this directory and removes it, and after that our renames fail.
+        directories that it finds.  Suppose that we still hold the lease after this call.  Then
+        every later takeover finds this directory and removes it, and our renames fail from then on.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
@@ -80,11 +87,11 @@ class StagingArea:
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
-        """Move the synced files of `staging` into place, and return the old checkpoints that could
-        not be deleted.
+        """Move the synced files of `staging` into place.
 
-        On an error, undo everything, then raise the error. If another run has taken over, undo
-        nothing and raise Fenced: that run has already finished, undone or dropped this commit.
+        Return the old checkpoints that could not be deleted.  On an error, undo everything, then
+        raise the error.  If another run has taken over, undo nothing and raise Fenced: that run has
+        already finished, undone or dropped this commit.
         """
         try:
             disk.fsync_path(staging)  # sync the file names, so that no power failure leaves an intent without files
@@ -106,16 +113,17 @@ class StagingArea:
         return undeleted
 
     def is_empty(self) -> bool:
-        """Whether no remains of a commit are left."""
+        """Whether the area holds no remains of a commit."""
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
     def recover_commits(self, elsewhere: Path | None = None) -> None:
         """Finish interrupted commits: carry out whole ones, undo damaged ones, and sweep the rest.
 
-        `elsewhere`: the checkpoint directory that the program asks for. A commit that cannot be
-        read now stays for the next call. So does one that points anywhere but there or to the
-        directory that holds the staging area: an `intent.json` that came with a copied logdir must
-        not decide where we write. Killed here: the next start does the same again.
+        `elsewhere`: the checkpoint directory that the program asks for.  Two kinds of commit stay
+        for the next call: a commit that cannot be read now, and a commit into a foreign directory.
+        Foreign is any directory but `elsewhere` and the directory that holds the staging area.  An
+        `intent.json` that came with a copied logdir must not decide where we write.  Killed here:
+        the next start does the same again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -139,10 +147,13 @@ class StagingArea:
             _sweep(staging)
         over = [path for path in self._own_directories(self.replaced) if path.name not in unread]
         for leftover in [*over, *self.replaced.glob(".*.new")]:
-            disk.try_to_remove_tree(leftover)  # its commit was complete, and only the clean-up was cut short
+            disk.try_to_remove_tree(leftover)  # its commit was complete; a kill cut only the clean-up short
 
     def _take_up(self, staging: Path, intent: Intent) -> bool:
-        """Carry out an interrupted commit, or undo a damaged one. Return False if its files cannot be read now."""
+        """Carry out an interrupted commit, or undo a damaged one.
+
+        Return False if its files cannot be read now.
+        """
         try:
             _verify_wherever(staging, intent)
         except BadCheckpoint:
@@ -157,10 +168,10 @@ class StagingArea:
         return True
 
     def _was_over(self, staging: Path, intent: Intent) -> bool:
-        """Whether this commit was complete and only its clean-up was cut short.
+        """Whether this commit was complete, and a kill cut only its clean-up short.
 
-        If so, nothing is undone, since the checkpoint may have been acknowledged. Damage is
-        reported when the checkpoints are listed (catalog.py).
+        If so, nothing is undone: the checkpoint may have been acknowledged. catalog.py reports the
+        damage when it verifies the checkpoint.
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -218,9 +229,9 @@ class StagingArea:
                 raise
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
-        # Killed here, or power lost (which may bring files back): the intent is still there, so they are deleted again.
-        # An OSError is ignored: either the directory is gone with all its files, or the disk is failing, and the next
-        # commit will say so.
+        # Killed here, or power lost: the intent is still there, so the next start deletes the files again.  (A power
+        # failure may bring them back.)  An OSError is ignored.  Either the directory is gone with all its files, or the
+        # disk is failing, and the next commit will report that.
         with contextlib.suppress(OSError):
             fence.flush_removals()
         for directory in {Path(path).parent for path in intent.delete}:
@@ -241,7 +252,7 @@ class StagingArea:
         disk.make_dirs(making)
         for path in old:
             disk.link_or_copy(path, making / path.name)
-        disk.fsync_files(making)  # on a filesystem without hard links they are copies
+        disk.fsync_files(making)  # on a filesystem without hard links, these are copies
         disk.fsync_path(making)
         disk.rename(making, kept)
         # Killed here: the links lead to files that are still in place, which is harmless.
@@ -283,8 +294,8 @@ class StagingArea:
         kept = self.replaced / staging.name
         disk.try_to_remove_tree(_making(kept))
         disk.try_to_remove_tree(kept)
-        # Killed here after a commit: the next start carries it out again, which changes nothing. Killed here after an
-        # undo: the next start undoes it again, or commits it if all files are still staged.
+        # Killed here after a commit: the next start carries the commit out again, which changes nothing.
+        # Killed here after an undo: the next start undoes the commit again, or carries it out if all files are still staged.
         with contextlib.suppress(OSError):
             disk.unlink_if_there(staging / INTENT)
         disk.try_to_remove_tree(staging)
@@ -296,10 +307,10 @@ def _making(kept: Path) -> Path:
 
 
 def _listed_since(intent: Intent) -> tuple[str, ...]:
-    """Return the list for the `checkpoint` file when an interrupted commit is carried out.
+    """Return the list to write when an interrupted commit is carried out.
 
-    If another writer (a Saver in the trainer) has replaced the file since, the checkpoint that the
-    file now calls the latest stays the latest.
+    Another writer, such as a Saver in the trainer, may have replaced the `checkpoint` file since.
+    Then the checkpoint that it names as the latest stays the latest.
     """
     now = read_text(Path(intent.state_file))
     if now is None or now == intent.state_before:
@@ -319,7 +330,10 @@ def _listed_since(intent: Intent) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the bytes of the `checkpoint` file as latin-1 text, since it may be garbled."""
+    """Return the bytes of the `checkpoint` file as latin-1 text, since the file may be garbled.
+
+    None if there is no file.
+    """
     try:
         return read_data(path, follows_links=True).decode("latin-1")
     except FileNotFoundError:
@@ -336,10 +350,10 @@ def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None
 
 
 def _sweep(staging: Path) -> None:
-    """Remove a staging directory, even if the process that made it is not dead and keeps creating
-    files there.
+    """Remove a staging directory.
 
-    Files that cannot be removed stay for the next call.
+    The process that made it may still live, and keep creating files in it.  Files that cannot be
+    removed stay for the next call.
     """
     for _ in range(SWEEPS_MAX):
         if not staging.exists():
@@ -355,14 +369,16 @@ def _verify_wherever(staging: Path, intent: Intent) -> None:
 
 
 def _stale_files(intent: Intent) -> list[Path]:
-    """Return the older checkpoint's files that the new one does not overwrite, such as extra shards."""
+    """Return the older checkpoint's files that the new checkpoint does not overwrite.
+
+    Extra shards are an example.
+    """
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]
 
 
 def delete_surely(path: str) -> None:
-    """Remove a checkpoint when there is no intent from which the removal could be repeated after a
-    power failure.
+    """Remove a checkpoint without an intent that could repeat the removal after a power failure.
 
     The index goes first, so that no torn checkpoint remains, then the data, and the manifest last.
     Killed in between: a manifest without an index tells the next start what to remove.
@@ -379,8 +395,8 @@ def delete_surely(path: str) -> None:
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Finish interrupted deletions: remove manifests whose index is gone, and their files.
 
-    If a manifest's name does not begin with `basename`, a Saver of the program wrote and deleted
-    that checkpoint; we remove only the manifest that we added.
+    If a manifest's name does not begin with `basename`, the checkpoint belonged to another Saver of
+    the program, which has deleted it.  Then remove only the manifest, because we added it.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):

@@ -1,9 +1,8 @@
-"""Read and write the intent of a commit: everything that another process needs to finish the
-commit.
+"""Read and write a commit's intent: everything that another process needs to finish the commit.
 
 The commit (commit.py) writes the intent into its staging directory once all files there are
-complete. A logdir may be moved or copied before the commit is finished, so paths inside the
-checkpoint's directory are stored relative to it. An intent for a directory outside the logdir is
+complete.  A logdir may be moved or copied before the commit is finished, so paths inside the
+checkpoint's directory are stored relative to it.  An intent for a directory outside the logdir is
 valid only where it was made.
 """
 
@@ -46,12 +45,15 @@ class _File(msgspec.Struct, frozen=True):
     """An intent as it is stored."""
 
     staging: str  # where it was made
-    directory: str  # the checkpoint's directory; relative to `staging` if `staging` lies in it, otherwise absolute
+    directory: str  # the checkpoint's directory; relative to `staging` if it contains `staging`, otherwise absolute
     intent: Intent  # with paths relative to `directory` for files in it
 
 
 def write_intent(staging: Path, intent: Intent) -> None:
-    """Write the intent. Killed here: there is no intent, and the next start sweeps the staging directory."""
+    """Write the intent.
+
+    Killed here: there is no intent, and the next start sweeps the staging directory.
+    """
     directory = str(intent.directory)
     is_within = staging.is_relative_to(directory)
     where = os.path.relpath(directory, staging) if is_within else directory
@@ -63,7 +65,7 @@ def read_intent(staging: Path) -> Intent | None:
     """Read the intent of a commit.
 
     Return None if there is no intent, or if it is damaged, was made for another place, or would
-    change files other than its checkpoint's. OSError passes through.
+    change files other than its checkpoint's.  OSError if it cannot be read now.
     """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)
@@ -88,7 +90,7 @@ def read_intent(staging: Path) -> Intent | None:
 
 
 def _is_plain(intent: Intent, directory: str) -> bool:
-    """Whether the intent places only files of its own checkpoint and the `checkpoint` file beside them."""
+    """Whether the intent changes only files of its own checkpoint, and the `checkpoint` file."""
     base = intent.path.rpartition("/")[2]
     names = [name == base or (name.startswith(f"{base}.") and "/" not in name) for name in intent.manifest.files]
     return all(names) and _is_in(intent.path, directory) and _is_in(intent.state_file, directory)

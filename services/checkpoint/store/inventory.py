@@ -1,7 +1,7 @@
 """List a directory's checkpoints, and the files that belong to no checkpoint.
 
-tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL. It only reads, so
-it may be used during a run.
+tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL.  It only reads,
+so it is safe during a run.
 """
 
 from __future__ import annotations
@@ -43,18 +43,24 @@ class Inventory(msgspec.Struct, kw_only=True):
 
 
 class CheckpointDirectory(Listing):
-    """A checkpoint directory that the inventory can read. OSError passes through."""
+    """A checkpoint directory that the inventory can read.  Any method may raise OSError."""
 
     @abstractmethod
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
-        """Return name -> (size in bytes, time of change in Unix seconds) for each existing file of a checkpoint."""
+        """Return the existing files of a checkpoint.
+
+        The result maps a name to its size in bytes and its time of change in Unix seconds.
+        """
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
         """Raise BadCheckpoint if a byte is wrong."""
 
     def check_structure(self, path: str) -> object:
-        """Raise BadBundle if a checkpoint without a manifest looks incomplete. Not all of it is read."""
+        """Raise BadBundle if a checkpoint without a manifest looks incomplete.
+
+        This does not read all of it.
+        """
         return None
 
     def step_of(self, path: str) -> int:
@@ -62,7 +68,10 @@ class CheckpointDirectory(Listing):
         return step_in_name(path)
 
     def take_inventory(self, paths: Iterable[str], rejected: Iterable[str], verify: bool) -> Inventory:
-        """Return the inventory of the checkpoints `paths`. `verify`: check every byte, not only sizes."""
+        """Return the inventory of the checkpoints `paths`.
+
+        `verify`: check every byte, not only sizes.
+        """
         known = {base_of(path.rpartition("/")[2]) for path in paths}
         return Inventory(
             directory=self.directory,

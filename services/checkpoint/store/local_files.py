@@ -1,9 +1,11 @@
-"""Keep checkpoints in an ordinary directory (remote/url_files.py: at a URL).
+"""Keep checkpoints in an ordinary directory.  For a URL, remote/url_files.py does the same.
 
-The store uses this module. It finishes interrupted commits and deletions before it reads or saves
-anything. commit.py defines the order of a save's writes. This module also *adopts* checkpoints of
-other writers once scan.py has verified them: it gives each a manifest and its place on the list. It
-deletes only what the supervised Saver's settings say to delete.
+The store uses this module.  It finishes interrupted commits and deletions before it reads or saves
+anything. commit.py defines the order of a save's writes.
+
+This module also *adopts* the checkpoints of other writers, after scan.py has verified them: it
+gives each a manifest and its place on the list.  It deletes only what the supervised Saver's
+settings say to delete.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.staging_areas import Staging, StagingAreas, check_room
 
-LOCK_S_MAX = 1.0  # after this wait, leave the list to the holder of the lock, and repair it at the next adoption
+LOCK_S_MAX = 1.0  # how long to wait for the lock on the list; then the next adoption or save repairs the list
 
 
 class LocalFiles:
@@ -49,7 +51,10 @@ class LocalFiles:
     def __init__(
         self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
     ) -> None:
-        """`on_change`: called with the indexes and `checkpoint` files that are about to be written or removed."""
+        """`on_change`: called with the files that are about to be written or removed.
+
+        These are indexes and `checkpoint` files.
+        """
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
         self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
@@ -67,7 +72,10 @@ class LocalFiles:
         self._staging_areas.open_home()
 
     def _prepare(self, plan: CheckpointPlan) -> StagingArea:
-        """Finish interrupted commits and deletions, and return the staging area for a plan's checkpoints."""
+        """Finish interrupted commits and deletions.
+
+        Return the staging area for a plan's checkpoints.
+        """
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._paths.home
@@ -127,7 +135,7 @@ class LocalFiles:
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Commit under the lock, so that nobody else writes the `checkpoint` file."""
+        """Commit under the lock, so that no other process writes the `checkpoint` file."""
         with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             return self._commit_locked(staging, plan, path, manifest, serving)
 
@@ -175,10 +183,11 @@ class LocalFiles:
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Adopt a checkpoint. An OSError leaves everything unchanged.
+        """Adopt a checkpoint.  An OSError leaves everything unchanged.
 
-        `own`: the supervised Saver has saved it. The trainer reports this only after the save has
-        ended. So while any Saver holds the lock, the owner is unknown, and the adoption waits.
+        `own`: the supervised Saver has saved it.  The trainer reports this only after the save has
+        ended.  So if `own` is False and a Saver holds the lock, the owner is still unknown, and the
+        adoption waits.
         """
         self.check_lease()
         self._prepare(plan)
@@ -187,7 +196,7 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # It has changed since, or it is ours and was scanned before its manifest was there. Leave it alone.
+                # The checkpoint has changed since. Or it is ours, and the scan saw it before its manifest was there.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
             if not own and there is not None and there.files == examined.files:  # the same files, copied or touched
@@ -226,7 +235,10 @@ class LocalFiles:
                 self._repair_list(plan, serving)
 
     def _repair_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
-        """Repair the `checkpoint` file after an external save, and delete the excess. Return the listed paths."""
+        """Repair the `checkpoint` file after an external save, and delete the excess.
+
+        Return the listed paths.
+        """
         listing = list_checkpoints(plan)
         before = listing.kept
         outcome = self._rotation.repaired(plan, listing, self._clock.wall())

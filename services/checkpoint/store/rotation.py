@@ -1,11 +1,12 @@
 """Work out the list of checkpoints after a save, and which old checkpoints to delete.
 
-retention.py has the rules, which know no files. This module looks at the files, asks the rules, and
-returns what to list and what to delete; it writes and deletes nothing itself. local_files.py calls
-it on the disk thread, holding the lock on the `checkpoint` file while the list changes.
+retention.py has the rules, and knows no files.  This module looks at the files and applies the
+rules.  It returns what to list and what to delete, and writes and deletes nothing itself.
+local_files.py calls it on the disk thread.  While the list changes, local_files.py holds the lock
+on the `checkpoint` file.
 
 A list belongs to a *plan*, which holds the supervised Saver's settings: a save path, and how many
-checkpoints to keep. Other Savers of the program may write to the same list.
+checkpoints to keep.  Other Savers of the program may write to the same list.
 """
 
 from __future__ import annotations
@@ -52,12 +53,11 @@ class Rotation:
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
     def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Treat the listed checkpoints as ours, as TensorFlow's Saver does with a list that it
-        finds.
+        """Treat the listed checkpoints as ours, as TensorFlow's Saver does.
 
-        Further calls for the same save path do nothing. A checkpoint that was saved since the run
-        began is ours only if its manifest says so. `listing`: the present one, if the caller has
-        it.
+        Further calls for the same save path do nothing.  A checkpoint that was saved since the run
+        began is ours only if its manifest says so.  `listing`: the present listing, if the caller
+        has it.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -74,7 +74,10 @@ class Rotation:
         return manifest is not None and manifest.is_external
 
     def _is_external(self, path: str, plan: CheckpointPlan, manifest: Manifest | None) -> bool:
-        """Whether a checkpoint is not ours: another name, another Saver, or a writer not known yet."""
+        """Whether a checkpoint is not ours.
+
+        It has another name, it is another Saver's, or its writer is still unknown.
+        """
         return self.is_of_another_name(path, plan) or self._is_of_another(path, manifest)
 
     def _is_of_another(self, path: str, manifest: Manifest | None) -> bool:
@@ -86,7 +89,7 @@ class Rotation:
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
-        """Return what the list should be, after another Saver has overwritten it."""
+        """Return the list and the deletions after another Saver has overwritten the list."""
         return self._repaired(plan, listing, now, self._look_at_list(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
@@ -94,7 +97,10 @@ class Rotation:
         return repair([*map(look, before)], [*map(look, listing.kept)], rule_of(self._memory, plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> RetentionOutcome:
-        """Return the list with our new checkpoint `path` of step `step`, which is about to be put in place."""
+        """Return the list and the deletions for our new checkpoint `path` of step `step`.
+
+        The caller is about to put it in place.
+        """
         look = self._look_at_list(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
@@ -104,7 +110,10 @@ class Rotation:
         return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
     def note_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
-        """Note a list that a search rewrote without the bad checkpoints, so that no repair puts them back."""
+        """Note a list that a search rewrote without the bad checkpoints.
+
+        So no repair puts them back.
+        """
         self._before[absolute_save_path(plan)] = listed
 
     def note_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
@@ -114,7 +123,10 @@ class Rotation:
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
-        """Return a function that looks up a checkpoint. It reads each manifest once, so use it for one change only."""
+        """Return a function that looks up a checkpoint.
+
+        It reads each manifest once, so use it for one change only.
+        """
 
         def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
@@ -130,7 +142,7 @@ def run_began(start: Start) -> float | None:
 
 
 def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-    """Return the rule for a plan's checkpoints. `next_keep`: used instead of the stored one."""
+    """Return the rule for a plan's checkpoints.  `next_keep` replaces the stored time."""
     if next_keep is None:
         base = Path(absolute_save_path(plan)).name
         next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
@@ -142,8 +154,7 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[str]:
-    """Return the listed checkpoints with a step above `step` that other writers saved during this
-    run.
+    """Return the listed checkpoints with a step above `step` that other writers saved in this run.
 
     Checkpoints from before the run are left out, because the program may have set its step back
     since.
@@ -153,7 +164,10 @@ def later_saves(listing: Listing, step: int, began: float | None) -> frozenset[s
 
 
 def time_of_external(checkpoint: Candidate) -> float:
-    """Return when another writer wrote a checkpoint (Unix seconds); infinity if it is ours, or has no files here."""
+    """Return when another writer wrote a checkpoint (Unix seconds).
+
+    Infinity if it is ours, or if its files are not here.
+    """
     if checkpoint.sequence:
         return math.inf
     try:

@@ -24,7 +24,10 @@ _INDEX = ".index"
 
 
 def scan_directory(plan: CheckpointPlan) -> Scan:
-    """List the external checkpoints. Report a missing directory as trouble. Other OSErrors pass through."""
+    """List the external checkpoints.
+
+    A missing directory is reported as `trouble`.  Other errors of the disk raise OSError.
+    """
     directory = Path(names.absolute_save_path(plan)).parent
     try:
         trouble = trouble_with(directory)
@@ -70,7 +73,7 @@ def _gone(directory: Path) -> str:
 
 
 def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | None:
-    """Return the checkpoint as it is now, or None if it has its own manifest, or is gone."""
+    """Return the checkpoint as it is now.  None if it has its own manifest, or is gone."""
     with contextlib.suppress(FileNotFoundError):
         if names.has_files(path) and not is_known(path, manifest):
             return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)
@@ -78,7 +81,10 @@ def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | 
 
 
 def is_known(path: str, manifest: Manifest | None = None) -> bool:
-    """Whether a checkpoint has a manifest of its own. `manifest`: the one that the caller has just read, if any."""
+    """Whether a checkpoint has a manifest of its own.
+
+    `manifest`: the manifest that the caller has just read, if any.
+    """
     try:
         return (manifest is not None and is_of(manifest, path)) or is_of(manifest_or_none(path), path)
     except FileNotFoundError:
@@ -86,7 +92,10 @@ def is_known(path: str, manifest: Manifest | None = None) -> bool:
 
 
 def signature_of_model(path: str) -> Signature:
-    """Return the signature of all files except the manifest. Raise FileNotFoundError if one was just removed."""
+    """Return the signature of all files except the manifest.
+
+    Raise FileNotFoundError if a file was just removed.
+    """
     return names.signature_of([*names.model_files(path), *(p for p in (names.meta_of(path),) if p.is_file())])
 
 
@@ -125,7 +134,10 @@ def examine(sighting: Sighting, clock: Clock) -> Verified:
 
 
 def _put_on_disk(file: Path) -> None:
-    """Sync a file in case its writer has not. Raise BadCheckpoint if the sync fails, even if the bytes look right."""
+    """Sync a file, in case its writer has not.
+
+    Raise BadCheckpoint if the sync fails, even if the bytes look right.
+    """
     try:
         disk.fsync_path(file)
     except FileNotFoundError:

@@ -30,7 +30,10 @@ class Listing(ABC):
     def __init__(
         self, directory: str, basename: str, names: Sequence[str], listed: Sequence[str], trouble: str, is_garbled: bool
     ) -> None:
-        """`names`: everything in the directory. `listed`: the paths in the `checkpoint` file, the latest first."""
+        """`names`: everything in the directory.
+
+        `listed`: the paths in the `checkpoint` file, the latest first.
+        """
         self.directory, self.basename, self.names = directory, basename, names
         self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
         self.is_garbled = is_garbled  # the `checkpoint` file can be read but makes no sense
@@ -49,7 +52,7 @@ class Listing(ABC):
 
     @abstractmethod
     def manifest_of(self, path: str) -> Manifest | None:
-        """Return the manifest, or None if there is none. Raise BadCheckpoint if it makes no sense."""
+        """Return the manifest; None if there is none.  Raise BadCheckpoint if it makes no sense."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
@@ -60,7 +63,10 @@ class Listing(ABC):
 
     @abstractmethod
     def move_aside(self, path: str) -> None:
-        """Move a checkpoint's files into `<name>.rejected/`. Killed in between: the next start moves the rest."""
+        """Move a checkpoint's files into `<name>.rejected/`.
+
+        Killed in between: the next start moves the other files.
+        """
 
     @abstractmethod
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
@@ -86,7 +92,10 @@ class Listing(ABC):
 
     # -- the search ------------------------------------------------------------------------------------------
     def search(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """Find the first good checkpoint. `before`: skip checkpoints of this step and later (-1: none)."""
+        """Find the first good checkpoint.
+
+        `before`: skip checkpoints of this step and later (-1: skip none).
+        """
         rejected, bad = [], set[str]()
         for position, candidate in enumerate(self.candidates):
             if 0 <= before <= candidate.step:
@@ -110,7 +119,10 @@ class Listing(ABC):
         return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
-        """Verify, and retry once after an OSError, so that a transient error does not select an older checkpoint."""
+        """Verify a checkpoint; after an OSError, verify it once more.
+
+        So a transient error does not select an older checkpoint.
+        """
         try:
             return self.verify_checkpoint(path)
         except OSError:

@@ -1,8 +1,8 @@
 """Keep the part of the service's state that outlives a run, in `procsv/checkpoints.json`.
 
-The store uses it. Losing the file costs little: one checkpoint more or less is kept permanently, an
-earlier run's snapshot in shared memory is not recognised, and a restarted service may take a URL
-back from a later run.
+The store uses it. Losing the file costs little. One checkpoint more or less is kept permanently. An
+earlier run's snapshot in shared memory is not recognised. A restarted service may take a URL back
+from a later run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Manage the staging areas in which a run makes its checkpoints, and check the leases on its
-logdirs.
+"""Manage the staging areas in which a run makes its checkpoints, and check its logdirs' leases.
 
-Staging areas are directories on this machine. local_files.py and remote/url_files.py use this
-module on the disk thread.
+A staging area is a directory on this machine (commit.py). local_files.py and remote/url_files.py
+use this module on the disk thread.
 """
 
 from __future__ import annotations
@@ -41,12 +40,18 @@ class StagingAreas:
         self._recovered: set[Path] = set()
 
     def heed_lease(self, directory: Path) -> None:
-        """If the run has adopted `directory` as its logdir, check its lease, too, from now on."""
+        """If the run has adopted `directory` as its logdir, check its lease, too.
+
+        `check_lease` does so from now on.
+        """
         if directory not in self._leases and root_of(directory) == self._logdir:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
 
     def check_lease(self) -> None:
-        """Raise OSError if another machine has taken the logdir: then nothing may be written or removed there."""
+        """Raise OSError if another machine has taken the logdir.
+
+        Then nothing may be written or removed there.
+        """
         for lease in self._leases.values():
             if (taken := lost_to(lease, self._run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
@@ -62,7 +67,10 @@ class StagingAreas:
         return StagingArea(home, self._run)
 
     def recover_area(self, area: StagingArea, elsewhere: Path | None = None) -> None:
-        """Finish interrupted commits in `area`, until none is left. `elsewhere`: the plan's checkpoint directory."""
+        """Finish interrupted commits in `area`; do nothing once none is left.
+
+        `elsewhere`: the plan's checkpoint directory.
+        """
         if area.staging not in self._recovered:
             self.check_lease()  # another run may be making a checkpoint there right now
             area.recover_commits(elsewhere)
@@ -70,12 +78,15 @@ class StagingAreas:
                 self._recovered.add(area.staging)
 
     def recover_again(self, area: StagingArea) -> None:
-        """Recover `area` again before its next use, because a commit may have left remains there."""
+        """Recover `area` again before its next use: a commit may have left remains in it."""
         self._recovered.discard(area.staging)
 
     @contextlib.contextmanager
     def new_staging(self, area: StagingArea, sequence: int) -> Iterator[Staging]:
-        """Create an empty staging directory. An error in the `with` block removes it, or the next save does."""
+        """Create an empty staging directory.
+
+        After an error in the `with` block, the directory is removed now, or by the next save.
+        """
         staging = area.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
         try:

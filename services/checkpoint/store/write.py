@@ -1,7 +1,7 @@
 """Write checkpoint files from the tensors in a slot, and read them back.
 
-The store calls it on the disk thread. It writes the V2 format itself (bundle_writer.py) instead of
-importing TensorFlow, so the service starts fast and stays small. It does not know where checkpoints
+The store calls it on the disk thread. It writes the V2 format without TensorFlow
+(bundle_writer.py), so the service starts fast and stays small. It does not know where checkpoints
 go or how they are named.
 """
 
@@ -36,14 +36,14 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
     @property
     def is_soon_read(self) -> bool:
-        """Whether reading the files back takes less time than starting a thread that syncs them meanwhile."""
+        """Whether reading the files back is faster than starting a thread that syncs them."""
         return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
 def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
     """Write the files that Saver.save would have written for `prefix`.
 
-    Raise WriteMismatch if the slot no longer matches its checksums.
+    Raise WriteMismatch if the slot does not match its checksums any more.
     """
     plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)
@@ -63,8 +63,8 @@ def read_back(written: WrittenFiles) -> None:
     write was short, and no byte was flipped in this process.
 
     A file that bypassed the page cache has no bytes there to read back. The writer checked the
-    bytes that it handed to the disk, so only the file's size is checked here. Damage on the disk
-    itself is found by a later read, which uses the same sums.
+    bytes that it handed to the disk, so only the file's size is checked here. A later read,
+    with the same sums, finds damage on the disk itself.
     """
     try:
         check_structure(written.path)

@@ -1,9 +1,9 @@
-"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables
-of two runs.
+"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare two runs' variables.
 
-`procsv drill` runs it.  It only reads, and prints JSON.  Files with the same bytes hold the same
-variables.  Otherwise TensorFlow's own reader reads the newest checkpoint of each directory, so
-slices, strings and old formats are compared as a program would see them.
+`procsv drill` runs it.  It compares the last variables of both runs.  It only reads, and prints
+JSON.  Files with the same bytes hold the same variables.  If the bytes differ, TensorFlow's own
+reader reads the newest checkpoint of each directory.  So slices, strings and old formats are
+compared as a program would see them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 def compare(first: str, second: str, rtol: float) -> Comparison:
-    """Compares the newest checkpoints of two directories; FileNotFoundError if one has none."""
+    """Compares the newest checkpoints of two directories.
+
+    FileNotFoundError if one directory has none.
+    """
     if (same := _same_files(first, second)) is not None:
         return same
     import tensorflow as tf
@@ -92,8 +95,7 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
 
 
 def _of_fit(different: list[Difference], places: FitPlaces) -> list[Difference]:
-    """Gives the differing variables of two fits readable names, and adds differing state that is
-    not a variable.
+    """Gives the differing variables of two fits readable names, and adds other differing state.
 
     Sorts: outside the tolerance first, then by owner (model, optimizer, seeds, metrics, the rest),
     then as in the fit.
@@ -110,7 +112,10 @@ def _lone_difference(name: str) -> Difference:
 
 
 def _same_files(first: str, second: str) -> Comparison | None:
-    """Compares two checkpoints by their files; None if these differ, so that TensorFlow must read the tensors."""
+    """Compares two checkpoints by their files.
+
+    None if the files differ; TensorFlow must then read the tensors.
+    """
     try:
         one, other = (check_structure(_newest(Path(directory))) for directory in (first, second))
         pairs = [(Path(f"{one.prefix}.index"), Path(f"{other.prefix}.index"))]
@@ -127,7 +132,10 @@ def _same_files(first: str, second: str) -> Comparison | None:
 
 
 def _newest(directory: Path) -> str:
-    """Returns the prefix in the directory's `checkpoint` file; FileNotFoundError if there is none."""
+    """Returns the prefix in the directory's `checkpoint` file.
+
+    FileNotFoundError if there is none.
+    """
     state = read_state(directory / STATE_FILE)
     if state is None:
         raise FileNotFoundError(f"there is no checkpoint in {directory}")
@@ -182,7 +190,10 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class FitPlaces:
-    """What the checkpoints of two Keras fits hold besides variables: other state, and the owner of each variable."""
+    """What the checkpoints of two Keras fits hold besides the values of variables.
+
+    That is other state, and the owner of each variable.
+    """
 
     def __init__(self, first: bytes, second: bytes) -> None:
         self._first, self._second = decode(first), decode(second)
@@ -221,7 +232,10 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
 
 
 def _is_read(state: Any) -> bool:
-    """Whether procsv has read this state from the callback itself; if not, the callback has supplied it."""
+    """Whether procsv has read this state from the callback's attributes.
+
+    If not, the callback has supplied the state itself.
+    """
     return isinstance(state, dict) and "kept" in state
 
 

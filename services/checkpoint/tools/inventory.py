@@ -1,9 +1,8 @@
-"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a
-directory as JSON.
+"""`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print checkpoints as JSON.
 
-`procsv checkpoints` runs it.  It only reads: whatever it finds, it moves, relists and removes
-nothing, so it may be used during a run.  It compares sizes with the manifests; with `--verify` it
-reads every byte.
+`procsv checkpoints` runs it.  It only reads, and never moves, relists or removes anything, so it is
+safe during a run.  It compares the files' sizes with the manifests.  With `--verify` it reads every
+byte.
 """
 
 from __future__ import annotations
@@ -51,13 +50,19 @@ class _LocalPlace(LocalListing, CheckpointDirectory):
 
 
 def _beside(path: str, directory: str) -> str:
-    """Returns where to look for a listed checkpoint: preferably in `directory`, which may be a copy."""
+    """Returns the path of a listed checkpoint.
+
+    A checkpoint of that name in `directory` is preferred: the directory may be a copy.
+    """
     beside = f"{directory}/{Path(path).name}"
     return beside if has_files(beside) or not has_files(path) else path
 
 
 def take_inventory(directory: Path, verify: bool) -> Inventory:
-    """Lists all checkpoints in `directory`; NotADirectoryError or FileNotFoundError if it is not one."""
+    """Lists all checkpoints in `directory`.
+
+    NotADirectoryError or FileNotFoundError if it is not a directory.
+    """
     place = _LocalPlace(directory)
     files = {name for name in place.names if (directory / name).is_file()}
     paths = {str(directory / name.removesuffix(".index")) for name in files if name.endswith(".index")}
@@ -66,7 +71,10 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the inventory; returns 0 even if a checkpoint is bad, and 2 if there is no such directory."""
+    """Prints the inventory.
+
+    Returns 0 even if a checkpoint is bad, and 2 if the directory cannot be read.
+    """
     verify = "--verify" in argv[1:]
     try:
         if is_remote(argv[0]):
