@@ -158,7 +158,7 @@ class Conversation:
 
 
 class RunSockets:
-    """The watchdog's control socket, for tasks and commands, and its connections to the services."""
+    """The watchdog's control socket, for tasks and commands, and its clients of the services."""
 
     def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
         self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter
