@@ -1,8 +1,9 @@
 """Control the training of an eager program: procsv's side of a CheckpointManager or a Keras fit.
 
-The controller connects the process to the run, tells the checkpoint service how checkpoints are
-named and kept, restores the newest state, sets up the step boundary, and saves the last state when
-the program ends. Its owner, the manager or the fit, reports the end of each step at the boundary.
+The controller connects the process to the run, and tells the checkpoint service how checkpoints are
+named and kept. It restores the newest state and sets up the step boundary. Its owner, the manager
+or the fit, reports the end of each step at the boundary. When the program ends, the controller
+saves the last state.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class EagerController:
         return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
-        """Return whether no other training of this process uses this run or its logdir."""
+        """Return whether this run is free: no training of this process is in it or in its logdir."""
         others = [one for one in watched() if one is not self.runtime]
         is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)

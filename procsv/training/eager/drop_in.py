@@ -6,8 +6,9 @@ detects no hang between two saves.
 
 A program may have several managers, but procsv supervises only one. It chooses in this order:
 
-* If the run already has a directory: the manager of this directory, or else the first manager that
-  the program asks for checkpoints, because a program may name a new directory at each start.
+* If the run already has a directory: the manager of this directory. If there is none, the first
+  manager that the program asks for checkpoints, because a program may name a new directory at each
+  start.
 * The first manager with which the program restores.
 * If the program saves before it restores: the manager that it last asked for checkpoints. If it has
   asked none, the first manager that saves.

@@ -138,7 +138,7 @@ def _opened_by_this_process() -> dict[str, Path]:
             try:
                 path = Path(entry.path).readlink()
             except OSError:
-                continue  # closed meanwhile
+                continue  # another thread has just closed it
             named = EVENT_FILE.fullmatch(path.name)
             if named is not None and int(named[2]) == os.getpid():
                 found[path.name] = path

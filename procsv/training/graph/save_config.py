@@ -1,6 +1,8 @@
-"""Decide once, when the graph is complete, what its sessions save and by which backend.
+"""Decide what the sessions of a graph save, and whether procsv or the Saver's own op saves it.
 
-The Supervisor's constructor makes a SaveConfig, and so does the controller of a monitored session.
+A SaveConfig holds this decision. The Supervisor's constructor makes one, and so does the controller
+of a monitored session, once, when the graph is complete.
+
 A SaveConfig adds the capture op to the finalized graph. The op is hidden: the program does not find
 it among the graph's operations, and no GraphDef or event file has it.
 """

@@ -7,8 +7,8 @@ repairs:
 * It raises an exception that was passed to it outside an `except` block.
 * It never replaces an interrupt with an error that the interrupt has caused.
 
-The Coordinator cannot end a thread. It calls the function `free` of its owner, which closes the
-session. This ends the session calls in which threads are blocked.
+The Coordinator cannot end a thread. Instead it calls `free`, a function that its owner has set and
+that closes the session. This ends the session calls in which threads are blocked.
 """
 
 from __future__ import annotations

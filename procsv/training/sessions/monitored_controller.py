@@ -136,7 +136,7 @@ class MonitoredController(SessionController):
         self._is_worker = False  # the chief saves the state of its workers
         # The step at which the program resumes, if this is its first session.
         self._resumed_at: int | None = None
-        # The step at which this session would begin if this process had made all steps of the run.
+        # The step at which this session begins in an uninterrupted run.
         self._begins_at = NO_STEP
 
     # -- start -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Provide MonitoredSession and SingularMonitoredSession.
 
 Programs and MonitoredTrainingSession use them. After `procsv.install()` they replace TensorFlow's
-classes. The order of calls, the layers and the errors are TensorFlow's. A session gets a
-MonitoredController if a hook saves its checkpoints, or if it trains under `procsv launch`.
+classes. The order of calls, the layers and the errors are TensorFlow's. `control_session` decides
+whether a session gets a MonitoredController, procsv's side of the session.
 """
 
 from __future__ import annotations
