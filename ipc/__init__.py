@@ -1,1 +1,4 @@
-"""Communication between the processes of a run, imported as `procsv.ipc`: messages, channels, shared memory."""
+"""Let the processes of a run communicate: messages, channels and shared memory.
+
+The package is imported as `procsv.ipc`.
+"""

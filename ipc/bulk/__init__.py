@@ -1,4 +1,4 @@
-"""Transfer snapshots between the machines of a run, in pieces and on a channel of their own.
+"""Transfer snapshots between the machines of a run, in pieces and on connections of their own.
 
 Tensors never travel in messages.
 """

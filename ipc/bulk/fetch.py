@@ -1,9 +1,13 @@
-"""Fetch data that another machine offers, piece by piece; a snapshot goes into a slot on this one.
+"""Fetch data that another machine offers, in pieces.
 
-A trainer calls `receive` to copy captures of servers on other machines into its own slot. A
-member's watchdog (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py) and a
-starting coordinator (coordinator.py) use `Fetch`, which fills a slot on a thread while the event
-loop runs on. If a fetch fails, `Fetch.error` says why, and nothing is lost.
+`receive` passes each piece to a function of the caller.  A trainer uses it to copy the captures of
+parameter servers on other machines into its own slot.
+
+`Fetch` fetches a whole snapshot into a new slot on this machine.  It works on a thread, while the
+caller's event loop runs on.  A member's watchdog uses it
+(procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py), and so does a starting
+coordinator (coordinator.py).  If a fetch fails, `Fetch.error` says why, and the sender still has
+the snapshot.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.shm.incoming_slot import IncomingSlot
 from procsv.ipc.shm.slot_file import NoRoom
 
-LOOK_S = 0.1  # how often to check whether the data is still wanted
+LOOK_S = 0.1  # how often to check whether the caller still wants the data
 FRAME_BYTES_MAX = PIECE_BYTES + 1024
 
 Write = Callable[[int, bytes], None]  # (offset, data)
@@ -39,8 +43,9 @@ def receive(
 ) -> None:
     """Calls `write` with each piece until `transfer` is complete.
 
-    PeerError if the sender does not answer, or if the data is no longer wanted.  In any case, it
-    tells the sender at the end that the offer is no longer needed.
+    PeerError if the sender does not answer or no longer has the offer, or if `is_wanted` returns
+    False.  At its end, even after an error, `receive` tells the sender that the offer is no longer
+    needed.
     """
     keys = KeyPair(offer.client_public, offer.client_secret)
     client = BulkClient(f"{host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES)
@@ -87,7 +92,8 @@ class _Receiving:
 class WakeFd:
     """A descriptor through which a thread wakes the event loop.
 
-    The loop checks a flag in every turn, so it seldom needs a system call.
+    The loop calls `clear` in every turn.  `clear` looks at a flag first, so it seldom needs a
+    system call.
     """
 
     def __init__(self) -> None:
@@ -97,7 +103,7 @@ class WakeFd:
     def wake(self) -> None:
         """Makes `fd` readable.  Any thread may call it."""
         os.eventfd_write(self.fd, 1)
-        self._is_set = True  # set last, so that a reader who sees it finds something to read
+        self._is_set = True  # set last: a `clear` that sees the flag then has something to read
 
     def clear(self) -> None:
         """Makes `fd` unreadable until the next `wake`.
@@ -114,7 +120,11 @@ class WakeFd:
 
 
 class Fetch:
-    """One snapshot, from its offer to a READY slot, or to an error."""
+    """Fetches one snapshot on a thread of its own.
+
+    Once `is_over`, `slot` is the path of the READY slot.  If there is none, `slot` is None and
+    `error` says why.
+    """
 
     def __init__(
         self,
@@ -127,11 +137,12 @@ class Fetch:
     ) -> None:
         """`host`: the machine that offers the snapshot.
 
-        `ended`: called on the thread once `is_over`.  `bytes_per_s`: the highest average rate.
+        `ended`: the thread calls it once `is_over` is True.  `bytes_per_s`: the highest average
+        rate; None: no limit.
         """
         self._bytes_per_s = bytes_per_s
         self._host, self._offer, self._shm_dir, self._clock, self._ended = host, offer, shm_dir, clock, ended
-        self._lock, self._is_wanted = threading.Lock(), True  # the slot is published only while it is wanted
+        self._lock, self._is_wanted = threading.Lock(), True  # a slot is published only while True
         self.slot: Path | None = None
         self.size = offer.size  # bytes
         self.error = ""
@@ -173,7 +184,7 @@ class Fetch:
         # Transfer rejects a nonsensical size before the slot reserves memory.
         transfer = Transfer(offer.size, self._clock.monotonic(), self._bytes_per_s)
         slot = IncomingSlot(self._shm_dir, offer.size)
-        # A kill from here on leaves a draft, which nobody reads and the member's next launch removes.
+        # A kill from here on leaves a draft.  Nobody reads it, and the next launch on this machine removes it.
         try:
             receive(self._host, offer, transfer, slot.write_at, self._clock, lambda: self._is_wanted)
             slot.verify_slot(offer.sequence, offer.contents_hash)

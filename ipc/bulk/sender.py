@@ -1,10 +1,13 @@
-"""Send snapshots in this machine's memory to other machines, in a thread.
+"""Send data in this machine's memory, mostly snapshots, to other machines on a thread.
 
-The checkpoint service of a run on several machines creates a sender with its first offer; until
-then nothing listens.  A member that holds a copy for a starting coordinator uses one, too
-(procsv/watchdog/machines/memory_copy/files.py).  The main thread calls `offer` and `close`.  The
-sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  If the
-process is killed, the kernel releases the locks, and the receiver gets no more answers.
+Three processes of a run on several machines use a sender: the checkpoint service, a parameter
+server whose chief is on another machine (procsv/training/servers.py), and a member that keeps a
+copy of a snapshot for a starting coordinator (procsv/watchdog/machines/memory_copy/files.py).  Each
+creates its sender with its first offer, and listens on no port until then.
+
+One thread at a time calls `offer`, `offer_source` and `close`.  While a slot is offered, the sender
+holds a reader's lock on it, so no trainer overwrites it.  If the process is killed, the kernel
+releases the lock, and the receiver gets no more answers.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 
-OFFER_S_MAX = 30.0  # an offer ends, and its memory is released, after this much silence from the receiver
+OFFER_S_MAX = 30.0  # if the receiver is silent for this long, the offer ends and its memory is released
 LOOK_S = 1.0  # how often to check for offers whose receiver is silent
 JOIN_S_MAX = 2.0
 
@@ -36,7 +39,10 @@ declare("sender.piece")
 
 
 class Source(Protocol):
-    """The data behind an offer while the offer lasts.  The sender's thread calls it."""
+    """The data behind an offer.
+
+    The sender's thread reads it, and closes it when the offer ends.
+    """
 
     def read_at(self, offset: int, size: int) -> bytes: ...
     def close(self) -> None: ...
@@ -54,7 +60,7 @@ class Sender:
         """`port`: 0 for any free port.  UserError if it is taken."""
         self._clock, self._keys, self._client_keys = clock, KeyPair.new(), KeyPair.new()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._offers: dict[bytes, _Open] = {}  # the main thread adds offers; the sender's thread removes them
+        self._offers: dict[bytes, _Open] = {}  # the calling thread adds offers; the sender's thread removes them
         self._is_over = False
         try:
             self._server = BulkServer(port, self._keys, self._client_keys.public, self._wake_fd, 2 * WINDOW_PIECES)
@@ -67,8 +73,9 @@ class Sender:
     def offer(self, slot: SlotInfo, silence_s: float | None = None) -> StateOffer:
         """Locks the slot and returns how to fetch it.
 
-        PeerError if the slot no longer holds the snapshot in `slot`, or the sender has ended.
-        `silence_s`: release the slot after this much silence from the receiver; None: OFFER_S_MAX.
+        PeerError if the slot no longer holds the snapshot that `slot` describes, or if the sender
+        has ended.  `silence_s`: if the receiver is silent for this long, release the slot; None:
+        OFFER_S_MAX.
         """
         size = slot.toc_offset + slot.toc_size
         return self.offer_source(SlotReader(slot), size, slot.sequence, slot.toc_hash, silence_s)
@@ -76,7 +83,10 @@ class Sender:
     def offer_source(
         self, source: Source, size: int, sequence: int, contents_hash: int, silence_s: float | None = None
     ) -> StateOffer:
-        """Offers any other data of `size` bytes."""
+        """Offers any other data of `size` bytes.
+
+        PeerError if the sender has ended.  `source` is closed then, too.
+        """
         if not self._thread.is_alive():
             source.close()
             raise PeerError("the thread that sends snapshots has ended")
@@ -108,7 +118,7 @@ class Sender:
                 while not self._is_over and (received := self._server.receive()) is not None:
                     self._answer(*received)
                 self._forget_silent()
-        except Exception:  # noqa: BLE001  the receiver falls back on the disk; the service goes on without us
+        except Exception:  # noqa: BLE001  the receiver uses the state on disk, and this process goes on
             traceback.print_exc(file=sys.stderr)
         finally:
             for token in list(self._offers):

@@ -1,6 +1,7 @@
-"""Wrap ZeroMQ sockets over TCP with CURVE, which carry the frames of ipc/bulk instead of messages.
+"""Wrap the ZeroMQ sockets that carry the frames of ipc/bulk (transfer.py), which are not messages.
 
-Each end belongs to one thread and has a ZeroMQ context of its own.
+They use TCP, encrypted and authenticated by CURVE.  Each end belongs to one thread and has a ZeroMQ
+context of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair, secure_client
 from procsv.ipc.messaging.door import Door
 from procsv.ipc.messaging.zmq_transport import new_context, open_socket
 
-REQUEST_BYTES_MAX = 1024  # the largest frame from a receiver; one that sends more is disconnected
+REQUEST_BYTES_MAX = 1024  # a receiver that sends a larger frame is disconnected
 LINGER_MS_AT_CLOSE = 500
 
 
@@ -96,12 +97,14 @@ class BulkClient:
         self._socket.poll(math.ceil(timeout_s * 1000))
 
     def receive(self) -> list[bytes] | None:
+        """Returns the next frames; None if nothing waits."""
         try:
             return self._socket.recv_multipart()
         except zmq.Again:
             return None
 
     def send(self, frames: list[bytes]) -> bool:
+        """Sends frames; returns False if too much already waits to be sent."""
         try:
             self._socket.send_multipart(frames)
         except zmq.Again:

@@ -1,9 +1,9 @@
-"""Track a snapshot's transfer from another machine: which pieces are missing, and which to request
-next.
+"""Decide which pieces of a snapshot to request from another machine, and when.
 
-Used by fetch.py.  Pure.  The receiver requests each piece, so neither side holds more than a window
-of pieces, and a silent sender is noticed.  TCP loses nothing while a connection lasts, so the
-receiver repeats its requests only when no piece has arrived for a while.
+Pure; fetch.py uses it.  The receiver requests each piece, and at most WINDOW_PIECES are
+outstanding, so neither machine holds more of them in memory.  The receiver also notices when the
+sender is silent.  TCP loses nothing while a connection lasts, so the receiver repeats its requests
+only if no piece arrives for AGAIN_S.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 import msgspec
 
 PIECE_BYTES = 1 << 20
-WINDOW_PIECES = 8  # how many pieces may be requested and outstanding
+WINDOW_PIECES = 8  # how many requested pieces may be outstanding
 BYTES_MAX = 1 << 42  # the largest credible snapshot
 AGAIN_S = 1.5  # after this long without a piece, repeat the outstanding requests
 SILENCE_S_MAX = 5.0  # after this long, the sender counts as gone
@@ -45,7 +45,10 @@ class Transfer:
         return self.come_bytes == self.size
 
     def next_pieces(self, now_s: float) -> list[TransferPiece]:
-        """Returns the pieces to request now."""
+        """Returns the pieces to request now.
+
+        An empty list if WINDOW_PIECES are outstanding, or if the rate allows no more yet.
+        """
         if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
             self._asked_s = now_s
             return list(self._asked.values())
@@ -58,9 +61,7 @@ class Transfer:
         return pieces
 
     def pause_s(self, now_s: float, most_s: float) -> float:
-        """Returns how long to wait until the next request is due, if no piece arrives; at most
-        `most_s`.
-        """
+        """Returns how long to wait for a piece before the next request is due: at most `most_s`."""
         if self._bytes_per_s is None or self._next >= self.size or len(self._asked) >= WINDOW_PIECES:
             return most_s
         return min(most_s, max(0.0, (self._next - self._due_bytes(now_s)) / self._bytes_per_s))
@@ -71,8 +72,9 @@ class Transfer:
         return min(self.size, PIECE_BYTES + (now_s - self._began_s) * self._bytes_per_s)
 
     def came(self, offset: int, size: int, now_s: float) -> bool:
-        """Notes that a piece has arrived; returns False if it was not outstanding, and must be
-        dropped.
+        """Notes that a piece has arrived.
+
+        Returns False if it was not outstanding.  The caller must then drop it.
         """
         piece = self._asked.get(offset)
         if piece is None or piece.size != size:

@@ -42,10 +42,10 @@ SavedKey = tuple[int, str, float]
 class Durable(Message, frozen=True):
     """Tells every peer that this state is on disk and verified, so it can be restored from now on.
 
-    `run`, `incarnation` and `sequence` name the snapshot.  Only the attempt that took it counts
-    this as the end of its own save (`is_of`).  `sequence` is 0 if the program saved the state
-    itself.  `all_paths` lists the run's own checkpoints that are kept now, oldest first.  `time`
-    distinguishes saves.
+    `run`, `incarnation` and `sequence` name the snapshot.  Only the attempt that took the snapshot
+    counts this message as the end of its own save (`is_of`).  `sequence` is 0 if the program saved
+    the state itself.  `all_paths` lists the run's own checkpoints that are kept now, oldest first.
+    `time` distinguishes two saves with the same path.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -62,7 +62,10 @@ class Durable(Message, frozen=True):
     run: str = ""
 
     def is_of(self, run: str, incarnation: int) -> bool:
-        """Whether this attempt of this run took the snapshot; each attempt has its own sequence numbers."""
+        """Whether this attempt of this run took the snapshot.
+
+        Each attempt has its own sequence numbers.
+        """
         return (self.run, self.incarnation) == (run, incarnation)
 
     @property
@@ -72,11 +75,11 @@ class Durable(Message, frozen=True):
 
 
 class SaveFailed(Message, frozen=True):
-    """Tells every peer that this save failed; the last good checkpoint stays, and the newest state
-    is tried next.
+    """Tells every peer that this save failed; the last good checkpoint stays.
 
-    `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until
-    the next try, unless a peer asks for one earlier.
+    The service tries the newest state next.  `run`, `incarnation` and `sequence` name the snapshot,
+    as in Durable.  `retry_in`: seconds until the next try, which comes earlier if a peer asks for
+    it.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -94,10 +97,9 @@ class SaveFailed(Message, frozen=True):
 
 
 class Unwritable(Message, frozen=True):
-    """Tells every peer that nothing can be saved in the checkpoint directory, or that saving works
-    again.
+    """Tells every peer that saving in the checkpoint directory is impossible, or works again.
 
-    `error` says why (the directory is gone, or read-only); "" when saving works again.
+    `error`: why it is impossible (the directory is gone, or read-only); "" when it works again.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -143,12 +145,14 @@ class CheckpointPlan(Message, frozen=True):
 class RestoreFrom(Message, frozen=True):
     """Names the verified state to start from.
 
-    `source` memory: `path` is the slot file to map, which nobody will write again.  If the task is
-    on another machine, `offer` says how to fetch the slot, and that machine puts the path of the
-    fetched file in `path`.  `source` checkpoint: `path` is the prefix.  `source` fresh: there is no
-    state, so initialise.  If checkpoints exist and none is good, `error` is not "", and the trainer
-    must fail with that text instead of starting from step 0.  `sequence` is the highest known
-    sequence number of a snapshot; the trainer continues from there.
+    If `source` is memory, `path` is the slot file to map; nobody will write to it again.  If the
+    task is on another machine, `offer` says how to fetch the slot, and the member there puts the
+    path of the fetched file into `path`.  If `source` is checkpoint, `path` is its prefix.  If
+    `source` is fresh, there is no state, so the trainer initialises.
+
+    If checkpoints exist and none is good, `error` is not "".  The trainer must then fail with that
+    text instead of starting from step 0.  `sequence` is the highest known sequence number of a
+    snapshot; the trainer counts on from there.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -165,9 +169,9 @@ class RestoreFrom(Message, frozen=True):
 class Restore(Message, frozen=True):
     """Asks for the state to start from.
 
-    `durable_only`: answer with a checkpoint, because the trainer cannot restore from memory (it has
-    its own session manager, say).  `fetches`: the task is on another machine, so if the state is in
-    memory, offer it for fetching.
+    `durable_only`: answer with a checkpoint, because the trainer cannot restore from memory (for
+    example, because it has its own session manager).  `fetches`: the task is on another machine, so
+    if the state is in memory, offer it for fetching.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (RestoreFrom,))
@@ -179,9 +183,9 @@ class Restore(Message, frozen=True):
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
-    If the state came from a slot, the trainer now maps that slot privately.  The slot is unlinked
-    once its state is durable and the other tasks that train in step have it; a fetched slot is
-    unlinked immediately.
+    If the state came from a slot, the trainer now maps that slot privately.  The service unlinks a
+    fetched slot immediately.  It unlinks any other slot once the state is durable and the other
+    tasks that train in step have it.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -190,8 +194,8 @@ class Restored(Message, frozen=True):
 class Snapshot(Message, frozen=True):
     """Says that a slot is READY.
 
-    The slot's header says the same.  `want`: the reason why this state must be saved now; the
-    answer reports the result.  "": the save interval decides when to save.
+    The slot's header says the same.  `want`: why this state must be saved now; the answer then
+    reports the result.  If `want` is "", the save interval decides when to save.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -204,7 +208,7 @@ class Snapshot(Message, frozen=True):
 class Staged(Message, frozen=True):
     """Says that the program has written checkpoint `prefix` itself, into a staging directory.
 
-    Used for a state that no slot can hold, and if there is no shared memory.  From now on the
+    It does so for a state that no slot can hold, and if there is no shared memory.  From now on the
     service owns the directory: it verifies the files and moves them into place.  `want`: as in
     Snapshot.
     """
@@ -232,8 +236,8 @@ class UserSave(Message, frozen=True):
 class FilePlaced(Message, frozen=True):
     """Says that the file of a parcel is in place and on disk.
 
-    `error` is not "" if it could not be written; the service retries until a newer file replaces
-    it.
+    `error`: why the file could not be written; "" if it was.  The service retries until a newer
+    file replaces it.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -243,10 +247,10 @@ class FilePlaced(Message, frozen=True):
 
 
 class PlaceFile(Message, frozen=True):
-    """Asks to put the file in `parcel`, a file in shared memory, into the place that the parcel
-    names.
+    """Asks to put the file in `parcel` in place.
 
-    A service that starts finds left-over parcels without being asked.
+    `parcel` is a file in shared memory, and says where its contents belong.  A service that starts
+    finds left-over parcels without being asked.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (FilePlaced,))

@@ -29,7 +29,9 @@ from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
 DEAD_AFTER_MS = 10_000  # a connection whose peer is silent for this long is closed, and the client connects again
 PING_MS = 2_000
-CONNECT_MS = 1_000  # ends an attempt to connect; within one, the kernel would repeat its requests ever more rarely
+# An attempt to connect ends after this long, and a new one begins.  Within one attempt, the kernel would wait longer and
+# longer between its requests.
+CONNECT_MS = 1_000
 SALT = b"procsv: launches of one run, version 1"
 KEY_BYTES = 32
 FINGERPRINT_BYTES = 8
@@ -87,10 +89,10 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         return [frame.bytes for frame in frames]
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Drops a message in another member's name.
+        """Returns why to drop a message; "" to accept it.
 
-        A launch that does not know the run yet asks in the command line's name, with any member's
-        key.
+        Drops a message that a member sends in another member's name.  A launch that does not know
+        the run yet asks in the command line's name, with any member's key.
         """
         if message.task != COMMAND_LINE and str(message.task) != self._speaker:
             return f"{self._speaker} speaks as {message.task}"
@@ -145,7 +147,10 @@ def port_from_environment() -> int:
 
 
 def told_state_port() -> int:
-    """Returns the port for fetching snapshots: one above the coordinator's if that is set, otherwise 0 (any)."""
+    """Returns the port for fetching snapshots: one above the coordinator's port.
+
+    0, for any port, if the environment does not set the coordinator's port.
+    """
     port = port_from_environment()
     return port + 1 if 0 < port < 65535 else 0
 
@@ -153,8 +158,8 @@ def told_state_port() -> int:
 class RunKeys(msgspec.Struct, frozen=True):
     """The keys of a run.
 
-    If the launches have a secret, all in one start of a job derive the same keys from it, so they
-    need not exchange any.
+    If the launches share a secret, each launch in one start of a job derives the same keys from it.
+    Then they need not exchange keys.
     """
 
     coordinator: KeyPair
@@ -199,7 +204,8 @@ def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
 def _expand(key: bytes, label: str, scheduler: str) -> bytes:
     """Returns the first block of HKDF-Expand, which is enough here.
 
-    No label contains a zero byte, so the zero byte after it keeps two inputs from being equal.
+    A zero byte separates the label from `scheduler`.  No label contains a zero byte, so two
+    different pairs never give the same input.
     """
     info = label.encode() + b"\0" + scheduler.encode(errors="surrogateescape")
     return hmac.digest(key, info + b"\x01", hashlib.sha256)
@@ -216,7 +222,11 @@ DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
 
 
 def own_host() -> str:
-    """Returns PROCSV_HOST; otherwise this machine's name if it resolves, or the address of its default route."""
+    """Returns the name or address under which other machines find this one.
+
+    That is PROCSV_HOST if it is set, otherwise this machine's name if it resolves, otherwise the
+    address of its default route.
+    """
     told = os.environ.get("PROCSV_HOST", "")
     return told or (name if can_be_found(name := socket.gethostname()) else _own_address())
 

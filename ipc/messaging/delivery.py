@@ -1,7 +1,7 @@
 """Keep track of reliable messages: which to send again, and which were already received.
 
-endpoint.py uses it for every connection.  Pure bookkeeping without socket or clock; time is an
-argument.
+endpoint.py uses it for every connection.  It is pure bookkeeping: it has no socket and no clock,
+and takes times as arguments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Outbox:
         return [pending.body for pending in self._pending.values()]
 
     def add_message(self, body: Message, re: int, now_s: float) -> int:
-        """Keeps `body` until it is acknowledged; returns its sequence number.  The caller sends it the first time."""
+        """Keeps `body` until it is acknowledged; returns its sequence number.
+
+        The caller sends it the first time.
+        """
         if len(self._pending) >= UNACKED_MAX:
             del self._pending[next(iter(self._pending))]
             self.dropped += 1
@@ -56,7 +59,10 @@ class Outbox:
         return seq
 
     def acknowledge(self, seq: int) -> Message | None:
-        """Removes message `seq`, which the peer has handled; returns it, or None if it was already removed."""
+        """Removes message `seq`, which the peer has handled, and returns it.
+
+        None if it was already removed.
+        """
         pending = self._pending.pop(seq, None)
         return pending.body if pending else None
 
@@ -66,12 +72,12 @@ class Outbox:
             del self._pending[seq]
 
     def find_message(self, seq: int) -> Message | None:
-        """Returns message `seq` if it is not acknowledged yet."""
+        """Returns message `seq`; None if it is acknowledged, or was never ours."""
         pending = self._pending.get(seq)
         return pending.body if pending else None
 
     def answers(self, seq: int) -> int:
-        """Returns the number of the peer's message that our unacknowledged message `seq` answers; 0 if none."""
+        """Returns which message of the peer our unacknowledged message `seq` answers; 0 if none."""
         pending = self._pending.get(seq)
         return pending.re if pending else 0
 
@@ -92,7 +98,7 @@ class Outbox:
             pending.sent_s = -math.inf
 
     def next_due_s(self) -> float | None:
-        """Returns when the next message is due, or None."""
+        """Returns when the next message is due; None if no message waits."""
         if not self._pending:
             return None
         oldest = itertools.islice(self._pending.values(), RESENT_MAX)
@@ -104,7 +110,10 @@ class Outbox:
 
 
 class Inbox:
-    """The reliable messages that were received from a peer.  A new incarnation of the peer empties it."""
+    """The reliable messages that were received from a peer.
+
+    A new incarnation of the peer empties it.
+    """
 
     def __init__(self) -> None:
         self._begin(0)
@@ -147,5 +156,8 @@ class Inbox:
         self.unsettled.discard(seq)
 
     def is_settled(self, incarnation: int, seq: int) -> bool:
-        """Whether a repeat of `seq` may be acknowledged: only once the message has taken effect."""
+        """Whether we may acknowledge a repeat of `seq`.
+
+        True only once the message has taken effect.
+        """
         return incarnation == self._incarnation and seq not in self.unsettled

@@ -1,11 +1,12 @@
-"""Guard a TCP port: choose its addresses, authenticate peers, and limit unauthenticated
-connections.
+"""Guard a TCP port: authenticate peers, and limit connections that have shown no key.
 
 curve_transport.py and bulk/sockets.py use a door for each ROUTER that other machines connect to.
-ZeroMQ accepts every connection, and each costs this process a descriptor.  If none is left for a
-connection on a Unix socket, libzmq aborts the process.  So the door's thread watches every
-connection. One that shows no key within HANDSHAKE_MS is closed, and while too many are without a
-key, the kernel accepts no more.  Authenticated peers are not affected.
+This module also chooses the addresses to listen at.
+
+ZeroMQ accepts every connection, and each one costs this process a descriptor.  If a connection on a
+Unix socket then finds no descriptor left, libzmq aborts the process.  So the door's thread watches
+every connection.  ZeroMQ closes a connection that shows no key within HANDSHAKE_MS.  While too many
+connections have shown no key, the kernel accepts no more.  Authenticated peers are not affected.
 """
 
 from __future__ import annotations
@@ -132,9 +133,8 @@ class Door:
     def _look_at_peers(self) -> bool:
         """Counts connections that begin and end; returns True once the ROUTER is being closed.
 
-        ZeroMQ does not say which handshake has succeeded.  The newest connection is the most
-        likely.  If it was another, the count of strangers is right once both connections have
-        ended.
+        ZeroMQ does not say whose handshake has succeeded, so we assume the newest connection.  If
+        it was another one, the count of strangers is right again once both connections have ended.
         """
         while self._monitor.poll(0):
             event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
@@ -167,7 +167,10 @@ def _set_filter(listening: socket.socket, option: int, value: bytes) -> None:
 
 
 def _room() -> int:
-    """Returns how many unauthenticated connections to allow; the process keeps the other free descriptors."""
+    """Returns how many connections without a key to allow.
+
+    The process keeps the other free descriptors.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.close(lowest_free)
@@ -176,10 +179,10 @@ def _room() -> int:
 
 # -- where -------------------------------------------------------------------------------------------------------
 def where_to_listen() -> tuple[list[str], str]:
-    """Returns the addresses to listen at (empty: all), and why PROCSV_HOST does not select them, or
-    "".
+    """Returns the addresses to listen at, and why PROCSV_HOST does not select them.
 
-    A name that means this machine only in its own /etc/hosts is ignored, because other machines
+    No addresses: listen at all.  The reason is "" if PROCSV_HOST selects the addresses or is not
+    set.  Ignores a name that means this machine only in its own /etc/hosts, because other machines
     know it by another address.
     """
     host = os.environ.get("PROCSV_HOST", "")
@@ -224,7 +227,10 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Returns sockets that listen on a port at these addresses, or at all; UserError if it is taken."""
+    """Returns sockets that listen on one port, at each of `addresses`, or at all if there are none.
+
+    UserError if the port is taken.
+    """
     for _ in range(NO_FREE_PORT):
         made = list[socket.socket]()
         try:

@@ -27,7 +27,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode, encode
 
 DROPPED_REASONS_MAX = 50  # reasons that are counted separately; any more are counted together
-REPEATED = "seen before"  # the only reason that is no sign of a fault
+REPEATED = "seen before"  # the only reason that does not indicate a fault
 DEAD_MAX = 1000  # remembered connections of dead processes
 PARTED_MAX = 100  # lost connections whose other end may be alive and come back
 GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cannot starve the caller
@@ -72,7 +72,7 @@ class Put(Enum):
 
 
 class Endpoint(ABC):
-    """The part that server and client share: encoding, acknowledgement, counting dropped messages."""
+    """The part that server and client share: encode, acknowledge, and count dropped messages."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
         self.me = me
@@ -81,7 +81,11 @@ class Endpoint(ABC):
 
     @property
     def refused(self) -> int:
-        """How many messages were refused: garbage, too large, from another run or an older incarnation."""
+        """How many messages were refused.
+
+        They were garbage, too large, from another run, from an older incarnation, or against the
+        contract.
+        """
         return sum(count for why, count in self.dropped.items() if why != REPEATED)
 
     @abstractmethod
@@ -122,7 +126,10 @@ class Endpoint(ABC):
         )
 
     def drop(self, why: str) -> None:
-        """Counts a dropped message.  `why` may hold a peer's text, so the number of separate counts is limited."""
+        """Counts a dropped message.
+
+        `why` may hold a peer's text, so the number of separate counts is limited.
+        """
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
     def _open_message(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
@@ -150,8 +157,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of the question.
-            # Earlier, if our answer was lost, the peer would stop asking and never get one.
+            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of the question:
+            # if we had done so before, and our answer was lost, the peer would stop asking and never get an answer.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -180,7 +187,10 @@ class Endpoint(ABC):
         return ""
 
     def refuse(self, why: str) -> None:
-        """Counts a message that breaks its contract.  The sender is at fault, so this process carries on."""
+        """Counts a message that breaks its contract.
+
+        The sender is at fault, so this process carries on.
+        """
         self.drop(why)
 
     def _why_dropped(self, message: Envelope) -> str:
@@ -189,12 +199,12 @@ class Endpoint(ABC):
 
 
 class ServerEndpoint(Endpoint):
-    """The end that others connect to.  `who` is the key of a connection."""
+    """The end that others connect to.  `who` identifies a connection."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
-        # Lost connections of tasks that have a newer one.  Nothing is sent on them unless the peer returns.
+        # Lost connections of tasks that have a newer connection.  We send nothing on them until the peer returns.
         self._parted: dict[bytes, Peer] = {}
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
         self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
@@ -225,7 +235,10 @@ class ServerEndpoint(Endpoint):
         return None
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Drops a message if a newer incarnation of its sender has already spoken, on any connection."""
+        """Returns "an older incarnation" if a newer one of the sender has already sent a message.
+
+        Otherwise "".  It does not matter on which connection the newer incarnation has sent it.
+        """
         return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
@@ -292,10 +305,10 @@ class ServerEndpoint(Endpoint):
             self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        """Sets aside lost connections whose task has sent a message on a later one.
+        """Sets aside a lost connection if its task has sent a message on a later connection.
 
-        We keep them: if two launches claim the same task, the first may reconnect, and its queues
-        then continue where they stopped.
+        We keep it, because two launches may claim the same task.  Then the first may reconnect, and
+        its queues continue where they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -308,18 +321,19 @@ class ServerEndpoint(Endpoint):
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the peers of `task` up to that incarnation and their unacknowledged messages: all
-        these processes are dead.
+        """Drops the peers of `task` up to this incarnation, and their unacknowledged messages.
+
+        The caller knows that all these processes are dead.
         """
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """The process at `who` replaces a dead one: ignores all other connections of its task.
+        """Ignores the task's other connections: the process at `who` replaces a dead one.
 
-        Messages still queued on any connection of the task, even for `who`, were meant for the dead
-        process and are dropped.
+        Also drops all messages that are queued for the task, on any connection.  Even the messages
+        queued for `who` were meant for the dead process.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
@@ -382,12 +396,12 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def resend_due(self) -> bool:
-        """Sends due messages again.
+        """Sends due messages again, and returns False.
 
         After a new connection it sends nothing and returns True, because the caller must first send
         Hello and what goes with it.  The caller then calls again at once, and that call resends
-        what was not acknowledged.  If messages wait, `wants_tick` keeps the loop from sleeping in
-        between.
+        everything that was not acknowledged.  If messages wait, `wants_tick` keeps the event loop
+        from sleeping between the two calls.
         """
         made = self._new_connections()
         if made:

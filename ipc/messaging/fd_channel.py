@@ -1,10 +1,9 @@
-"""Exchange typed messages with open files between two processes, over a pair of connected Unix
-sockets.
+"""Exchange typed messages and open files between two processes, over a pair of Unix sockets.
 
-It is used where ZeroMQ is unsuitable: ZeroMQ passes no files and needs a thread, while a process
-can sleep on this channel in one system call.  No other process has either end, so end-of-file means
-that the other side is gone.  A frame holds the length of the message, the number of its files, and
-the message in MessagePack; the files travel with the first byte.
+It is used where ZeroMQ is unsuitable.  ZeroMQ passes no files and needs a thread; on this channel a
+process can sleep in one system call.  No third process has either end, so end-of-file means that
+the other side is gone.  A frame holds the length of the message, the number of its files, and the
+message in MessagePack.  The files travel with the first byte.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ class FdChannel(Generic[Message]):
 
     @staticmethod
     def pair(decoder: msgspec.msgpack.Decoder[Message]) -> tuple[FdChannel[Message], FdChannel[Message]]:
-        """Returns both ends.  A child inherits an end only if it is passed to it."""
+        """Returns both ends.
+
+        A child process inherits an end only if its parent passes that end to it.
+        """
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return FdChannel(one, decoder), FdChannel(other, decoder)
 
@@ -69,11 +71,11 @@ class FdChannel(Generic[Message]):
             self._socket.sendall(frame[sent:])
 
     def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
-        """Returns the next message and its files, which children do not inherit; None if none has
-        arrived.
+        """Returns the next message and its files; None if none has arrived.
 
-        EOFError if nothing more will come, or the data is not a message.  OSError if this process
-        has no descriptors left.
+        `waits`: waits for a message instead of returning None.  Children do not inherit the files.
+        EOFError if no more messages will come, or the data is not a message.  OSError if this
+        process has no descriptors left.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)
         room = socket.CMSG_LEN(FILES_MAX * array.array("i").itemsize)
@@ -103,7 +105,8 @@ class FdChannel(Generic[Message]):
     def _count_missing(self) -> int:
         """Returns how many bytes the header, or the message, still lacks.
 
-        Later bytes stay in the socket for the next owner of this end.
+        We read no further than that, so later bytes stay in the socket for the next owner of this
+        end.
         """
         if len(self._read) < HEADER.size:
             return HEADER.size - len(self._read)

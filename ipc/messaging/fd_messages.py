@@ -13,11 +13,10 @@ from procsv.base.identity import TaskId
 
 # -- watchdog and standby ----------------------------------------------------------------------------------------
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also
-    answers ImportMore.
+    """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.
 
-    `no_fork`: why the standby cannot be forked, so that it must itself become the trainer; "" if it
-    can.
+    Also answers ImportMore.  `no_fork`: why the standby cannot be forked, so that it must itself
+    become the trainer; "" if it can be forked.
     """
 
     modules: int
@@ -26,11 +25,10 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: become this task.  Carries log, writer's lock and logdir's lock.
-    Answered by TrainerBegun.
+    """Watchdog -> standby: become this task.  Answered by TrainerBegun, or CannotBecomeTrainer.
 
-    `logdir` and `root`: as in a Start.  The run may have adopted another directory since the
-    standby started.
+    Carries the log, the writer's lock and the logdir's lock.  `logdir` and `root`: as in a Start.
+    The run may have adopted another directory since the standby started.
     """
 
     task: TaskId
@@ -40,13 +38,16 @@ class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class ImportMore(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: the trainer has recorded its imports so far; import them.  Answered by Waiting."""
+    """Watchdog -> standby: the trainer has recorded its imports so far; import them.
+
+    Answered by Waiting.
+    """
 
 
 class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
     """Standby -> watchdog: the trainer has taken over log and locks, and is process `pid`.
 
-    That process is a fork, by now a child of the watchdog, and the standby waits for its next use.
+    That process is a fork and already a child of the watchdog.  The standby waits for its next use.
     `pid` 0: the standby itself has become the trainer.
     """
 
@@ -54,10 +55,10 @@ class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class CannotBecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.  Answers
-    BecomeTrainer.
+    """Standby -> watchdog: this standby cannot become the trainer, and keeps waiting.
 
-    `why`: a file that it imported has changed since, or its working directory was deleted.
+    Answers BecomeTrainer.  `why`: a file that it imported has changed since, or its working
+    directory was deleted.
     """
 
     why: str
@@ -69,16 +70,18 @@ STANDBY_DECODER: msgspec.msgpack.Decoder[StandbyWord] = msgspec.msgpack.Decoder(
 
 # -- program and its own watchdog, for the beginning and end of the run; other messages travel like any trainer's ------
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """Program -> watchdog: observe this run.  `start`: the text of a Start.  Answered by Opened or Refused."""
+    """Program -> watchdog: observe this run.  Answered by Opened or Refused.
+
+    `start`: the text of a Start.
+    """
 
     start: str
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> program: the logdir is acquired, the services are starting, and you are trainer
-    `incarnation`.
+    """Watchdog -> program: the logdir is acquired, and you are trainer `incarnation`.
 
-    Carries the logdir's lock.
+    The services are starting.  The message carries the logdir's lock.
     """
 
     incarnation: int
@@ -93,11 +96,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgramLeft(msgspec.Struct, frozen=True, tag=True):
-    """Program -> watchdog: the session and the run have ended.  Answered by end-of-file once all is
-    on disk.
+    """Program -> watchdog: the session and the run have ended.
 
-    `code`: the exit code that the end of the session implies; the exception is in the last-words
-    file.
+    The watchdog answers by closing its end (end-of-file) once all is on disk.  `code`: the exit
+    code that the end of the session implies; the exception is in the last-words file.
     """
 
     code: int

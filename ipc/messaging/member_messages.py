@@ -1,10 +1,10 @@
-"""Define the messages between the coordinator's watchdog, which decides, and its members'
-watchdogs.
+"""Define the messages between the watchdogs of a coordinator and its members.
 
-They are pure data, bodies for messages.py, and travel over TCP, only between holders of the run's
-keys (curve_transport.py).  A task's member forwards messages between the task and the coordinator
-unchanged.  Times are on the sender's monotonic clock; with `sent_s` the receiver converts them to
-its own (watchdog/machines/core/membership.py).
+The coordinator decides.  The messages are pure data, bodies for messages.py.  They travel over TCP,
+only between holders of the run's keys (curve_transport.py).  Messages between a task and the
+coordinator pass through the member that hosts the task; it forwards them unchanged.  Times are on
+the sender's monotonic clock; with `sent_s` the receiver converts them to its own
+(watchdog/machines/core/membership.py).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class LaunchLock(msgspec.Struct, frozen=True):
 
 # -- joining -------------------------------------------------------------------------------------------------
 class TermTold(Message, frozen=True):
-    """Says which run is being formed or goes on here, or why there is none.
+    """Says which run begins or continues here, or why there is none.
 
-    Used if launches ask at the coordinator's address.  If they meet in the logdir, a term's file
-    says the same.
+    Answers launches that ask at the coordinator's address.  If launches meet in the logdir, a
+    term's file tells them the same.
     """
 
     contract = Contract(WATCHDOG, COMMAND_LINE)
@@ -53,13 +53,20 @@ class TermTold(Message, frozen=True):
 
 
 class AskTerm(Message, frozen=True):
-    """Asks, before the launch belongs to a run, which run is being formed or goes on.  Repeated until answered."""
+    """Asks which run begins or continues at this address.
+
+    The launch that asks does not belong to a run yet.  It repeats the question until it is
+    answered.
+    """
 
     contract = Contract(COMMAND_LINE, WATCHDOG, is_reliable=False)
 
 
 class Welcome(Message, frozen=True):
-    """Tells a member its run: the Start of the coordinator's watchdog, with the addresses of all tasks."""
+    """Tells a member its run.
+
+    It contains the Start of the coordinator's watchdog, with the addresses of all tasks.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -76,9 +83,7 @@ class Refused(Message, frozen=True):
 
 
 class BeginAnew(Message, frozen=True):
-    """Tells a member that its previous run does not go on, and why; the member ends its task and
-    restarts.
-    """
+    """Tells a member that its previous run has ended, and why; it ends its task and restarts."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -94,7 +99,7 @@ class MustWait(Message, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A task that keeps running while there is no coordinator."""
+    """A task that keeps running while its run has no coordinator."""
 
     incarnation: int
     pid: int
@@ -110,7 +115,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class MirrorOffer(msgspec.Struct, frozen=True):
-    """A launch's copy of a snapshot of the chief, whose machine is lost, and how to fetch it."""
+    """How to fetch a launch's copy of the chief's snapshot, after the chief's machine was lost."""
 
     host: str  # where to fetch it
     run: str  # the run that took the snapshot
@@ -121,9 +126,9 @@ class MirrorOffer(msgspec.Struct, frozen=True):
 class Join(Message, frozen=True):
     """Asks to host a task of the run.
 
-    A new run answers once all members have asked.  A run that is already going on answers once the
-    task's previous host is dead.  With `served`, the member asks whether that run goes on: Welcome
-    means yes, BeginAnew no.
+    The coordinator of a new run answers once all members have asked.  The coordinator of a run that
+    continues answers once the task's previous host is dead.  With `served`, the member asks whether
+    that run continues: Welcome means yes, BeginAnew no.
     """
 
     contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused, BeginAnew))
@@ -142,7 +147,7 @@ class Join(Message, frozen=True):
 
 # -- a copy of the chief's memory ----------------------------------------------------------------------------
 class KeepMirror(Message, frozen=True):
-    """Orders to keep a copy of the chief's newest snapshot in memory, from now on.
+    """Orders a member to keep a copy of the chief's newest snapshot in memory, from now on.
 
     `bytes_per_s`: the average rate at which the coordinator's machine can afford to send copies.
     """
@@ -153,7 +158,7 @@ class KeepMirror(Message, frozen=True):
 
 
 class SnapshotOffered(Message, frozen=True):
-    """Says how to fetch the chief's newest snapshot; without `offer`, it cannot be fetched."""
+    """Says how to fetch the chief's newest snapshot; if `offer` is None, it cannot be fetched."""
 
     contract = Contract(CHECKPOINT | WATCHDOG, MEMBER)
 
@@ -162,8 +167,9 @@ class SnapshotOffered(Message, frozen=True):
 
 
 class AskSnapshot(Message, frozen=True):
-    """Asks for the chief's newest snapshot once its sequence exceeds `after`.  The coordinator
-    forwards the question.
+    """Asks for the chief's newest snapshot once its sequence exceeds `after`.
+
+    The coordinator forwards the question.
     """
 
     contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
@@ -172,7 +178,7 @@ class AskSnapshot(Message, frozen=True):
 
 
 class MirrorKept(Message, frozen=True):
-    """Says which step and which snapshot the copy now holds."""
+    """Says which step and which snapshot the member's copy now holds."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -182,7 +188,7 @@ class MirrorKept(Message, frozen=True):
 
 # -- coordinator -> member -----------------------------------------------------------------------------------
 class StartTask(Message, frozen=True):
-    """Orders to start that attempt of the task.  TaskStarted follows."""
+    """Orders a member to start this attempt of the task; it then sends TaskStarted."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -191,7 +197,7 @@ class StartTask(Message, frozen=True):
 
 
 class SignalTask(Message, frozen=True):
-    """Orders to send the signal to the task's own process."""
+    """Orders a member to send the signal to the task's own process."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -201,7 +207,10 @@ class SignalTask(Message, frozen=True):
 
 
 class FreezeTask(Message, frozen=True):
-    """Orders to stop the task's own process by a signal and continue it `seconds` later, for a fault plan."""
+    """Orders a member to stop the task's own process by a signal, for a fault plan.
+
+    The member continues the process `seconds` later.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -211,7 +220,7 @@ class FreezeTask(Message, frozen=True):
 
 
 class KillTask(Message, frozen=True):
-    """Orders to kill the task and all processes that it has started."""
+    """Orders a member to kill the task and all processes that it has started."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -220,9 +229,7 @@ class KillTask(Message, frozen=True):
 
 
 class ClearTask(Message, frozen=True):
-    """Orders to end all processes that a dead task has left behind.  TaskCleared follows once none
-    is left.
-    """
+    """Orders a member to end all processes that a dead task has left; it then sends TaskCleared."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -231,7 +238,10 @@ class ClearTask(Message, frozen=True):
 
 
 class TellTask(Message, frozen=True):
-    """Carries a message to that attempt of the task, which receives it as if from its own watchdog."""
+    """Carries a message to this attempt of the task.
+
+    The attempt receives it as if it came from its own watchdog.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -259,9 +269,7 @@ class EndMember(Message, frozen=True):
 
 
 class MoveMember(Message, frozen=True):
-    """Says that the run restarts now, because a machine was lost, and that this launch joins it
-    with `task`.
-    """
+    """Says that the run restarts after losing a machine, and that this launch joins with `task`."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -323,10 +331,10 @@ class TaskSaid(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Forwards a task's question to the checkpoint service: from which state to start.  TellState
-    follows.
+    """Forwards a task's question to the checkpoint service: from which state to start.
 
-    `durable_only`: a state on disk; otherwise a state in memory is offered, too (StateOffer).
+    TellState follows.  `durable_only`: asks for a state on disk; otherwise the answer may offer a
+    state in memory (StateOffer).
     """
 
     contract = Contract(MEMBER, WATCHDOG)

@@ -19,8 +19,8 @@ Parties = frozenset[str]
 
 PROGRAM: Parties = frozenset({"program"})  # every process that runs the user's program
 SERVICE: Parties = frozenset({"service"})  # every service
-STATE_SERVICE: Parties = frozenset({"state service"})  # those with `keeps_state` in the service table
-EVENT_SERVICE: Parties = frozenset({"event service"})  # those with `takes_events`
+STATE_SERVICE: Parties = frozenset({"state service"})  # services with `keeps_state` in the service table
+EVENT_SERVICE: Parties = frozenset({"event service"})  # services with `takes_events`
 CHECKPOINT: Parties = frozenset({"checkpoint"})
 SUMMARY: Parties = frozenset({"summary"})
 WATCHDOG: Parties = frozenset({"watchdog"})
@@ -38,12 +38,13 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Contract(msgspec.Struct, frozen=True):
     """Who may send and receive a message, and what answers it.
 
-    A reliable message is sent again until an answer or an Ack comes; any other may be lost.
+    The sender repeats a reliable message until an answer or an Ack comes.  Any other message may be
+    lost.
     """
 
     senders: Parties
     receivers: Parties
-    answers: tuple[type[Message], ...] = ()  # besides the Ack of a reliable message
+    answers: tuple[type[Message], ...] = ()  # a reliable message may get an Ack instead
     is_reliable: bool = True
 
     def may_be_sent_by(self, task: TaskId) -> bool:

@@ -2,12 +2,13 @@
 
 msgspec encodes them as MessagePack: size-limited and versioned, never pickle.  The files beside
 this one declare the bodies, grouped by who talks to whom.  To add a message, add a class with its
-contract there, send it in its sender and handle it in its receiver.  scripts/docs makes
-docs/messages.md from these files.
+contract to one of these files, send it from its sender and handle it in its receiver.  scripts/docs
+makes docs/messages.md from these files.
 
-A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver
-acknowledges it with Ack or an answer (envelope `re`).  A receiver may see it twice, and drops a
-message that it has already handled.  A message with `seq` 0 is sent once and may be lost.
+A message with `seq` > 0 in its envelope is *reliable*.  Its sender repeats it until the receiver
+acknowledges it: with an Ack, or with an answer whose envelope names it in `re`.  A receiver may get
+it twice, and drops a message that it has already handled.  A message with `seq` 0 is sent once and
+may be lost.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
 )
 from procsv.ipc.messaging.message import ANY, PROGRAM, SERVICE, WATCHDOG, Contract, Message
 
-# A peer with another protocol is refused, with both numbers in the error.  Raise the number when a field is removed or
-# changes its meaning.  Otherwise a service of another version, which an upgrade during a run leaves behind, would be
-# misunderstood.  A new message needs no new number.
+# A receiver refuses a message of another protocol, with both numbers in the error.  Raise the number when a field is
+# removed or changes its meaning: after an upgrade during a run, services of the earlier version still run, and the two
+# versions would misunderstand each other.  A new message needs no new number.
 PROTOCOL = 3
-MESSAGE_BYTES_MAX = 8 * 2**20  # a longer message is never sent, and a peer that sends one is disconnected
+MESSAGE_BYTES_MAX = 8 * 2**20  # longer messages are not sent, and dropped on arrival (see zmq_transport.CUT_OFF_BYTES)
 
 
 class Ack(Message, frozen=True):
-    """Acknowledges the reliable message that the envelope's `re` names, once it has taken effect."""
+    """Acknowledges that the reliable message number `re` (in the envelope) has taken effect."""
 
     contract = Contract(ANY, ANY, is_reliable=False)
 
@@ -76,7 +77,7 @@ _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Body)
 def encode(envelope: Envelope) -> bytes:
     """Returns the bytes of one message.
 
-    Exceeding MESSAGE_BYTES_MAX is our own bug, since large data travels in files.
+    ProcsvBug if there are more than MESSAGE_BYTES_MAX, because large data must travel in files.
     """
     data = encode_msgpack(envelope)
     if len(data) > MESSAGE_BYTES_MAX:

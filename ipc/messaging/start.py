@@ -1,8 +1,8 @@
 """Pass a new process its configuration in its environment, and build the argv that people see.
 
-The watchdog, or a program that starts its own watchdog, writes the configuration there.  The
-started process reads it once and removes it from its environment before any of the user's code
-runs.
+The watchdog writes the configuration into the environment of each process that it starts.  A
+program that starts its own watchdog does the same.  The started process reads the configuration
+once, and removes it from its environment before any of the user's code runs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"  # the rest of a long text is in PROCSV_START_1 and so on
-PIECE_CHARS = 2**16  # in one variable; the system takes 128 KiB, and the arguments alone may be longer
+PIECE_CHARS = 2**16  # in one variable: Linux allows 128 KiB, and the program's arguments alone may be longer
 TRAINING = "procsv.training"
 OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv did not start; it ends after the program
-LATER = "stdin"  # value of the variable: wait on standard input for the Start, which comes once the process is needed
+LATER = "stdin"  # value of the variable: the Start comes on standard input, once the process is needed
 TASK_CHARS = len("evaluator.00")
 # Options of the interpreter that the environment can set, too, and the variables that set them.
 SAID_BY = {"-O": "PYTHONOPTIMIZE", "-W": "PYTHONWARNINGS"}
 
-# How to treat a directory that the program names.  anywhere: it becomes the run's logdir, as there was no --logdir;
-# inside: it becomes the run's logdir only if it is in the given one; mapped: the run's logdir replaces it.
+# What to do with a directory that the program names.  anywhere: there was no --logdir, so the directory becomes the
+# run's logdir.  inside: the directory becomes the run's logdir only if it is in the run's own directory.  mapped: the
+# program gets the run's logdir instead.
 Naming = Literal["anywhere", "inside", "mapped"]
 
 
@@ -57,22 +58,22 @@ class Start(msgspec.Struct, frozen=True):
     root: str = ""  # the directory with the run's own files, if the program has named the logdir
     naming: Naming = "inside"
     names_logdir: bool = False  # the command line of `procsv launch` contains --logdir
-    # The run has results, and its last launch had other arguments.  So if the program now names another directory, that
-    # means another run.  With the same arguments, it only means that the name contains a time stamp.
+    # The run has results, and its last launch had other arguments.  So if the program now names another directory, it
+    # means another run.  With the same arguments, another directory only means that its name contains a time stamp.
     has_other_args: bool = False
     lifeline_fd: int = -1  # end-of-file on it means that the watchdog is dead
-    observes: int = 0  # the pid of a program that has started its own watchdog, which then only observes it
+    observes: int = 0  # the pid of a program that has started its own watchdog, which only observes it; 0: none
     chief: TaskId = TRAINER  # the checkpoint service saves this task's state; other tasks may have slots, too
     cluster: dict[str, list[str]] = {}  # the addresses of a run's tasks, if it has several (procsv/base/cluster.py)
-    home: str = ""  # replaces <logdir>/procsv: for a member, and for a run without a Saver that shares another's logdir
+    home: str = ""  # replaces <logdir>/procsv: of a member, or of a run without a Saver in another run's logdir
     is_spread: bool = False  # the tasks are on several machines
-    is_member: bool = False  # this is a member of such a run, whose services are on the coordinator's machine
+    is_member: bool = False  # this is a member of such a run; the checkpoint service is on the coordinator's machine
     target: str = ""
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its channel to the watchdog (fd_channel.py)
-    is_awaited: bool = False  # for a standby: no program runs yet, and the first one waits for this standby
-    standby_without: tuple[str, ...] = ()  # top-level modules that a standby, started over, must not import
+    is_awaited: bool = False  # for a standby: no program runs yet, and the first program waits for this standby
+    standby_without: tuple[str, ...] = ()  # must not be imported again: a standby has started over to undo that
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0 if unknown
 
     @property
@@ -117,8 +118,9 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def shown_task(self) -> str:
-        """The task as `ps` shows it, padded so that a standby can overwrite its argv in place
-        (standby.py).
+        """The task as `ps` shows it.
+
+        It is padded, so that a standby can overwrite its own argv in place (standby.py).
         """
         return str(self.task).ljust(TASK_CHARS if self.cluster else 0)
 
@@ -147,7 +149,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> service started before it was needed: serve this run.  Carries the logdir's lock.
+    """Watchdog -> a service started in advance: serve this run.  Carries the logdir's lock.
 
     `start`: the text of a Start.
     """
@@ -159,17 +161,20 @@ SERVE_DECODER = msgspec.msgpack.Decoder(Serve)
 
 
 def module_of(task: TaskId) -> str:
-    """Returns the module that `python -m` runs for a task; a standby runs the module of the trainer."""
+    """Returns the module that `python -m` runs for a task.
+
+    A standby runs the trainer's module.
+    """
     if task.runs_program or task == STANDBY:
         return TRAINING
     return "procsv.watchdog" if task == WATCHDOG else SERVICES[task].module
 
 
 def safe_path() -> list[str]:
-    """Returns -P, so that a user's file in the working directory cannot shadow a library.
+    """Returns [-P], so that a user's file in the working directory cannot shadow a library.
 
-    Returns nothing if procsv itself is imported from the working directory.  The trainer's
-    bootstrap gives the program the path that it would have had.
+    Returns no option if procsv itself is imported from the working directory.  With -P, the
+    trainer's bootstrap gives the program the path that it would have had without -P.
     """
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         if Path(procsv.__file__).resolve().parents[1] == Path.cwd():
@@ -178,10 +183,10 @@ def safe_path() -> list[str]:
 
 
 def _interpreter_options() -> list[str]:
-    """Returns this interpreter's -O, -X and -W, so that the program runs as with `python OPTIONS
-    TARGET`.
+    """Returns this interpreter's options -O, -X and -W.
 
-    Options from the environment are left out, because children inherit it.
+    With them the program runs as with `python OPTIONS TARGET`.  Leaves out options that come from
+    the environment, because children inherit the environment.
     """
     given: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     found: list[str] = []
@@ -198,7 +203,11 @@ def _variable(number: int) -> str:
 
 
 def take_start(task: TaskId) -> Start:
-    """Takes this process's Start out of its environment.  The process runs the module of `task`."""
+    """Takes this process's Start out of its environment.
+
+    `task`: any task whose module this process runs.  SystemExit if there is no Start, because a
+    user has started the module by hand.
+    """
     text = os.environ.pop(VARIABLE, None)
     if text == LATER:
         return _wait_for_start()
@@ -217,9 +226,10 @@ def take_start(task: TaskId) -> Start:
 
 
 def _wait_for_start() -> Start:
-    """Waits on standard input for the Start of this service, which was started before it is needed.
+    """Waits on standard input for the Start of this service, which was started in advance.
 
-    Its imports are done by then.  It opens its log only when the Start arrives.
+    The service has done its imports before.  It opens its log only when the Start arrives, because
+    only the Start names the log.
     """
     try:
         received = FdChannel.inherited(os.dup(0), SERVE_DECODER).receive(waits=True)

@@ -1,8 +1,7 @@
-"""Define the messages to the summary service and its answers: event records, metrics, and graphs as
-text.
+"""Define the messages to the summary service, and its answers.
 
-They are pure data, bodies for messages.py.  Large event records are in parcel files, which messages
-name.
+They carry event records, metrics, and graphs to write as text.  They are pure data, bodies for
+messages.py.  A large event record is in a parcel file, and the message only names that file.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from procsv.ipc.messaging.message import EVENT_SERVICE, PROGRAM, SUMMARY, WATCHD
 class Written(Message, frozen=True):
     """Says that records up to `through` are in the event file (0: none yet).
 
-    `through` -1: the stream is not open here; open it again.
+    `through` -1: the service has not opened this stream, so the sender must open it again.
     """
 
     contract = Contract(EVENT_SERVICE, PROGRAM, is_reliable=False)
@@ -39,9 +38,9 @@ class OpenWriter(Message, frozen=True):
 class Records(Message, frozen=True):
     """Carries consecutive event records `first`, `first` + 1, … of one stream.
 
-    If they are lost, the sender resends everything after the last written record.  A record is the
-    bytes of a serialized Event.  If it is empty, the record is in the parcel file that `parcels`
-    names under its number.
+    If the message is lost, the sender resends everything after the last written record.  A record
+    is the bytes of a serialized Event.  An empty record stands for the one in the parcel file that
+    `parcels` names under the record's number.
     """
 
     contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)

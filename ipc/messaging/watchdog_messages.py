@@ -18,7 +18,7 @@ from procsv.ipc.messaging.message import COMMAND_LINE, PROGRAM, SERVICE, STATE_S
 class FlushDone(Message, frozen=True):
     """Says that everything that could be saved has been saved.
 
-    `error` is not "" if the newest state could not be made durable.
+    `error`: why the newest state could not be made durable; "" if it could.
     """
 
     contract = Contract(SERVICE, WATCHDOG | PROGRAM)
@@ -30,9 +30,9 @@ class FlushDone(Message, frozen=True):
 class TrainerExited(Message, frozen=True):
     """Says that this incarnation of a task is dead and reaped.
 
-    Its newest READY slot is saved: immediately if `clean`, otherwise once the next trainer has
-    restored it, and after a second at the latest.  Answered once all its states are saved or given
-    up.
+    The service then saves the task's newest READY slot.  It does so immediately if `clean`,
+    otherwise once the next trainer has restored that state, but after a second at the latest.  It
+    answers once all states of the task are saved or given up.
     """
 
     contract = Contract(WATCHDOG, STATE_SERVICE, (FlushDone,))
@@ -51,9 +51,10 @@ class Finish(Message, frozen=True):
 
 # -- trainer -> watchdog -----------------------------------------------------------------------------------
 class FirstStepDone(Message, frozen=True):
-    """Says that the first step after the start has ended (READY).
+    """Says that the first step after the start has ended.
 
-    `ended_s` is the monotonic time of that end, comparable within one boot.
+    The journal then has the event `ready`.  `ended_s` is the monotonic time at which the step
+    ended, comparable within one boot.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)
@@ -70,15 +71,18 @@ class FirstStepDone(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Says that the program has recorded its imports so far (paths.loaded).
 
-    Sent at the program's first contact with the run, and again after its first step.  A standby can
-    be made from now on; one that already waits imports the rest.
+    The program sends it at its first contact with the run, and again after its first step.  From
+    then on the watchdog can make a standby; a standby that already waits imports the rest.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)
 
 
 class TrainsInStep(Message, frozen=True):
-    """Says that the program's strategy takes each step in all tasks together, so no task can go on alone."""
+    """Says that all tasks take each step together, so that no task can go on alone.
+
+    The program's strategy makes it so.
+    """
 
     contract = Contract(PROGRAM, WATCHDOG)
 
@@ -92,7 +96,10 @@ class Note(Message, frozen=True):
 
 
 class LogdirAdopted(Message, frozen=True):
-    """Says whether the program's directory is now the run's logdir; `error` is not "" if it cannot be."""
+    """Says whether the program's directory is now the run's logdir.
+
+    `error`: why it cannot be; "" if it is.
+    """
 
     contract = Contract(WATCHDOG, PROGRAM)
 
@@ -112,7 +119,7 @@ class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.
 
     A SIGTERM has the same meaning.  A program without a session has no boundary and nothing to
-    save; if the run ends, the program is interrupted as by Ctrl-C.
+    save.  If the run ends, such a program is interrupted as by Ctrl-C.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)
@@ -125,7 +132,7 @@ class StopTraining(Message, frozen=True):
 class ServiceLost(Message, frozen=True):
     """Says that this service has died too often and will not be started again.
 
-    The program fails everything that waits for the service immediately.
+    The program immediately fails everything that waits for the service.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)
@@ -145,9 +152,9 @@ class CopyKept(Message, frozen=True):
 class Inject(Message, frozen=True):
     """Orders a fault from the user's fault plan.
 
-    raise, exit (`number`: the code) and hang happen at the next moment between two steps, or
-    between two messages.  fill and drop last `number` seconds: writes to the disk fail, or incoming
-    messages are dropped.
+    raise, exit and hang happen at the next moment between two steps, or between two messages; for
+    exit, `number` is the code.  fill and drop last `number` seconds: during fill, writes to the
+    disk fail; during drop, incoming messages are dropped.
     """
 
     contract = Contract(WATCHDOG, PROGRAM | SERVICE)

@@ -1,8 +1,8 @@
 """Carry messages by ZeroMQ: a server (ROUTER) and its clients (DEALER) over Unix sockets.
 
 Every process's main loop uses it; one thread owns a channel.  endpoint.py decides what to resend,
-acknowledge or drop; this module has only the sockets, and Waiter, which waits on them.  It does not
-bind a path where there is anything but a socket.  It listens only on this machine;
+acknowledge or drop.  This module has only the sockets, and Waiter, which waits on them.  The server
+refuses a path where there is anything but a socket.  It listens only on this machine;
 curve_transport.py connects machines.
 """
 
@@ -25,7 +25,8 @@ from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX
 declare("channel.receive")
 
 QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; when full, a send fails and the outbox keeps the message
-# A peer that sends a longer message is disconnected.  A message between the two limits is only dropped and counted.
+# ZeroMQ disconnects a peer that sends a message longer than this.  A message between MESSAGE_BYTES_MAX and this limit is
+# only dropped and counted.
 CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
@@ -100,10 +101,10 @@ class Server(ZmqEndpoint, ServerEndpoint):
     def bind(self) -> None:
         """Binds the socket file, or binds it again if the file is gone.
 
-        Connected peers stay connected, and new ones find the new file.  Each bind costs a
-        descriptor, because unbinding the missing file would disconnect the peers.  ZeroMQ deletes
-        any file at the path, so this checks first that it is a socket.  OSError if there can be no
-        socket.
+        Connected peers stay connected, and new ones find the new file.  The old bind stays, because
+        undoing it would disconnect the peers; so each bind costs a descriptor.  ZeroMQ deletes any
+        file at the path, so this first checks that the file is a socket: UserError if it is not.
+        OSError if no socket can be made there.
         """
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
@@ -122,7 +123,10 @@ class Server(ZmqEndpoint, ServerEndpoint):
         self._bound = self.path.lstat()
 
     def is_in_place(self) -> bool:
-        """Returns False if somebody has deleted or replaced the socket file, as cleaners of /tmp do."""
+        """Returns False if somebody has deleted or replaced the socket file.
+
+        Programs that clean /tmp do that.
+        """
         try:
             return os.path.samestat(self.path.lstat(), self._bound)
         except FileNotFoundError:
@@ -138,7 +142,10 @@ class Client(ZmqEndpoint, ClientEndpoint):
     """A DEALER connected to a server, which may not exist yet, and may come and go."""
 
     def __init__(self, context: Context, place: Path | str, me: Address, clock: Clock) -> None:
-        """`place`: the server's socket file, or its ZeroMQ endpoint.  OSError if no descriptors are left."""
+        """`place`: the server's socket file, or its ZeroMQ endpoint.
+
+        OSError if no descriptors are left.
+        """
         super().__init__(me, clock)
         self._open_socket(context, zmq.DEALER)
         self._secure()
@@ -155,11 +162,14 @@ class Client(ZmqEndpoint, ClientEndpoint):
             raise OSError(error.errno, error.strerror) from error
 
     def _secure(self) -> None:
-        """Sets the socket's keys, if the channel has any; file permissions protect a Unix socket."""
+        """Sets the socket's keys, if the channel has any.
+
+        A Unix socket needs none, because file permissions protect it.
+        """
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
-            return Put.FULL  # there is a new connection that `resend_due` has not reported; Hello must be first on it
+            return Put.FULL  # `resend_due` has not reported this new connection yet; Hello must be first on it
         return super()._put(frames)
 
     @property
@@ -213,7 +223,7 @@ class Waiter:
     def wait(self, timeout_s: float) -> list[object]:
         """Returns the registered channels and descriptors that are readable, each once.
 
-        None are after `timeout_s`.  It does not wait if a client needs another tick.
+        Returns an empty list after `timeout_s`.  It does not wait if a client needs another tick.
         """
         if any(isinstance(owner, Client) and owner.wants_tick for owner in self._owner.values()):
             timeout_s = 0.0

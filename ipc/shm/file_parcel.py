@@ -35,7 +35,10 @@ declare("parcel.publish", "parcel.place", "parcel.within", "parcel.placed")
 
 
 class FileOrder(msgspec.Struct, frozen=True):
-    """Where the contents belong, and the other members if that is in a zip archive."""
+    """Where the contents of a parcel belong: they become a file, or one member of a zip archive.
+
+    For a zip archive, the order also has all other members.
+    """
 
     path: str  # absolute
     size: int  # bytes of the contents
@@ -68,8 +71,8 @@ class ParcelWriter:
     def publish_parcel(self, order: FileOrder) -> Path:
         """Gives the parcel its name.
 
-        A kill before that leaves a draft, which the next trainer sweeps.  It resumes an older
-        state, so it makes the file again.
+        A kill before this leaves a draft.  The next trainer removes the draft.  It resumes from an
+        older state, so it reaches the same point again and makes the parcel again.
         """
         tail = encode_msgpack(order)
         self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
@@ -105,6 +108,7 @@ def sweep_unfinished(directory: Path) -> None:
 
 
 def read_order(parcel: Path) -> FileOrder:
+    """Returns the order in a parcel; BadParcel if it is incomplete or from another version."""
     with parcel.open("rb") as file:
         return _read_order(file)
 
@@ -125,7 +129,10 @@ def _read_order(file: IO[bytes]) -> FileOrder:
 
 
 def place_parcel(parcel: Path) -> FileOrder:
-    """Puts the file in place, whole and on disk, and removes the parcel.  OSError if it cannot be written."""
+    """Puts the file of a parcel in place, whole and on disk, and removes the parcel.
+
+    OSError if the file cannot be written, BadParcel if the parcel is damaged.
+    """
     with parcel.open("rb") as file:
         order = _read_order(file)
         target = Path(order.path)
@@ -153,7 +160,7 @@ def place_parcel(parcel: Path) -> FileOrder:
 def temporary_of(target: Path) -> Path:
     """Returns the path where a file is written before it replaces `target`.
 
-    It is the same each time, so left-over files do not accumulate.
+    The path is always the same for one target, so files left by kills do not accumulate.
     """
     return target.with_name(f".procsv-{target.name}")
 

@@ -1,4 +1,7 @@
-"""Define heartbeats: a process's phase, step and progress.  heartbeat_file.py writes and reads them."""
+"""Define heartbeats: the phase, step and progress that a process shows to the watchdog.
+
+heartbeat_file.py writes and reads them.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +65,12 @@ class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshots(msgspec.Struct, frozen=True):
     """How a trainer spaces its snapshots, and what they cost.
 
-    `stall_s` is the time that a snapshot takes on the training thread.  Its cost is the stall plus
-    what copying it in the background takes from training.  The means are weighted towards the
-    newest snapshots.  `apart_s` is the time from a capture until the next is due.  It is shorter
-    than the interval if each interval must end with a copy on another machine.
+    `stall_s` is the time that a snapshot takes on the training thread.  A snapshot costs this
+    stall, and the training time that is lost while the snapshot is copied in the background.  The
+    means give more weight to newer snapshots.
+
+    `apart_s` is the time from a capture until the next capture is due.  If another machine must
+    have a copy of each snapshot before the interval ends, `apart_s` is shorter than the interval.
     """
 
     spacing: Spacing = Spacing.NONE
@@ -115,9 +120,11 @@ class Snapshots(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True):
     """One beat of a process.
 
-    `moved`: how far a service's running jobs have come, or how many steps a task has made.  0 if
-    the service has no running job, or none that can show progress.  `in_step`: in phase STEP,
-    whether a step is certainly running, and not the program's code between steps.
+    `moved`: the progress of a service's running jobs, or the number of steps that a task has made.
+    It is 0 if the service has no running job, or none that can show progress.
+
+    `in_step`: in phase STEP, True if a step is certainly running; False if the program's own code
+    between two steps may be running.
     """
 
     phase: Phase

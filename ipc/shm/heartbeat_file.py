@@ -1,8 +1,8 @@
 """Keep a process's heartbeat in a mapped file that other processes can read at any time.
 
-Trainer and services write their files, one writer each, and the watchdog reads them.  That needs no
-message and no lock, and works even if the writer hangs or is dead.  The files are in the run
-directory; the watchdog removes them.
+Each trainer and each service writes one file.  The watchdog reads it, and so does `procsv status`.
+Reading needs no message and no lock, and works even if the writer hangs or is dead.  The files are
+in the run directory; the watchdog removes them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NAME_BYTES = 24
 _NO_FIT = FitPlace(number=0, epoch=0, epochs=0, batch=0, batches=0)
 _NO_LOSS = Loss("", NO_STEP, 0.0)
 _LOSS_NAME = "loss"  # Keras' name for it
-_READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
+_READ_TRIES_MAX = 100  # a write takes about a microsecond
 
 
 class HeartbeatWriter:
-    """The writing end.  One process writes, in any of its threads, one at a time."""
+    """The writing end.  Any thread of its process may write, but only one at a time."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if there is no room for the file."""
@@ -54,10 +54,10 @@ class HeartbeatWriter:
         self.importing = ""
 
     def beat(self, now_s: float) -> None:
-        """Writes the fields.
+        """Writes the fields to the file.
 
-        The guard is odd during the write.  If the writer is killed there, readers keep the last
-        beat.
+        The file has a counter, the guard, which is odd during a write.  If the writer is killed
+        then, the guard stays odd, and readers keep the previous beat.
         """
         self._guard += 2
         shown, fit, loss = self.snapshots, self.fit or _NO_FIT, self.loss or _NO_LOSS
@@ -113,9 +113,9 @@ class HeartbeatWriter:
 
 
 def allocate_heartbeat(path: Path) -> int:
-    """Opens or creates the file, and allocates its memory, so that a writer gets no SIGBUS.
+    """Opens or creates the file and returns its descriptor.
 
-    OSError if there is no room.
+    Allocates the memory, so that a writer gets no SIGBUS.  OSError if there is no room.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -140,7 +140,10 @@ def _file_identity(info: os.stat_result) -> tuple[int, int]:
 
 
 def _heartbeat_of(values: Sequence[Any]) -> Heartbeat:
-    """Returns the heartbeat in `values`, the fields after magic and guard.  ValueError if they make no sense."""
+    """Returns the heartbeat in `values`, the fields after magic and guard.
+
+    ValueError if the values make no sense.
+    """
     phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles = values[:10]
     number, epoch, epochs, batch, batches = values[10:15]
     spacing, interval_s, taken, stall_s, mean_stall_s, mean_cost_s, apart_s = values[15:22]
@@ -185,7 +188,7 @@ class HeartbeatReader:
     def read_heartbeat(self) -> Heartbeat | None:
         """Returns the newest whole beat that could be read; None if there was none yet.
 
-        During a write, and after a writer was killed in one, that is the beat before.
+        If the writer is in the middle of a write, or was killed there, this is the previous beat.
         """
         self._open_file()
         for _ in range(_READ_TRIES_MAX):
@@ -210,7 +213,10 @@ class HeartbeatReader:
             return b""
 
     def _open_file(self) -> None:
-        """Opens the file at the path, unless it is already open, incomplete, or cannot be opened."""
+        """Opens the file at the path.
+
+        Does nothing if that file is already open or still too small, or if it cannot be opened.
+        """
         try:
             info = self.path.stat()
             if _file_identity(info) == self._identity or info.st_size < mmap.PAGESIZE:
@@ -235,10 +241,11 @@ class RunHeartbeats:
         self._readers: dict[TaskId, HeartbeatReader] = {}
 
     def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
-        """Follows this process's heartbeat, and removes a file of that name from an earlier launch.
+        """Follows the heartbeat of this attempt of `task` from now on.
 
-        Allocates the file now: OSError if there is no room, before the process that needs it
-        starts.
+        Removes a file of the same name from an earlier launch, and allocates a new one.  So if
+        there is no room, OSError is raised here, before the process starts that writes the
+        heartbeat.
         """
         path = self._paths.heartbeat(task, incarnation)
         path.unlink(missing_ok=True)

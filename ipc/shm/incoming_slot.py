@@ -1,8 +1,8 @@
 """Build a slot from data that comes from another machine.
 
 ipc/bulk/fetch.py uses it.  The slot is a copy of the original, byte for byte, header included.
-Until it is whole and verified, it is a draft that nobody finds.  Its name then contains the task
-that owns the original, so no other task takes it over.
+Until the slot is whole and verified, it is a draft under a name that nobody looks for.  Its final
+name contains the task that owns the original, so no other task takes it over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ declare("member.before_fetched")
 
 
 def fetched_name(info: SlotInfo) -> str:
-    """Returns the name under which readers find the slot; a later slot of the same attempt replaces it."""
+    """Returns the name under which readers find the slot.
+
+    A slot that is fetched later from the same attempt replaces it.
+    """
     return f"slot.{attempt_name(info.task, info.incarnation)}.fetched"
 
 
@@ -70,6 +73,6 @@ class IncomingSlot:
         return path
 
     def close(self) -> None:
-        """Closes the slot; a draft is removed."""
+        """Closes the slot, and removes it if it is still a draft."""
         os.close(self._fd)
         self._draft.unlink(missing_ok=True)

@@ -1,12 +1,13 @@
 """Write snapshot slots: files in shared memory that outlive the trainer that fills them.
 
 `SlotPool` is the trainer's side: begin, fill, publish.  slot_reader.py is for the checkpoint
-service and the next trainer.  Only these two modules map slots.  A slot belongs to a task of the
-run, not to a process: it stays when the process exits, and no task writes to another task's slot.
+service and the next trainer.  Only these two modules change or check the state of a slot.  A slot
+belongs to a task of the run, not to a process, so it stays when the process exits.  No other task
+writes to the slot, except parameter servers, which fill in tensors for the owner.
 
 slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition,
-a writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases
-them when the process dies.
+a writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases a
+flock when the process that holds it dies.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class SlotWriter:
         return self._slot.path
 
     def make_room(self, size: int) -> None:
-        """Grows the slot to hold `size` bytes after the header; NoRoom if it cannot.  Then `memory` is a new map."""
+        """Grows the slot to hold `size` bytes after the header; NoRoom if that is impossible.
+
+        `memory` is a new map after the slot has grown.
+        """
         self._slot.grow(HEADER_BYTES + size)
 
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
@@ -121,7 +125,7 @@ class _OwnSlot:
         return True
 
     def unlock(self) -> None:
-        if self.fd >= 0:  # -1 if a signal handler has ended the training, and closed this, during a capture
+        if self.fd >= 0:  # -1 if a signal handler has closed this slot during a capture, to end the training
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def move(self, event: SlotEvent) -> None:
@@ -150,7 +154,10 @@ def _is_at(path: Path, info: os.stat_result) -> bool:
 
 
 def reserve(fd: int, size: int, path: Path) -> None:
-    """Allocates the memory, because a sparse file would end in SIGBUS when the filesystem is full."""
+    """Allocates the memory of a file; NoRoom if there is not enough.
+
+    A sparse file would end its writer by SIGBUS when the filesystem is full.
+    """
     before = os.fstat(fd).st_size
     try:
         os.posix_fallocate(fd, 0, size)
@@ -167,7 +174,7 @@ def reserve(fd: int, size: int, path: Path) -> None:
 class SlotMap(mmap.mmap):
     """The memory of a slot that its owner fills.
 
-    Through `path` other processes, such as parameter servers, fill the slot on the owner's behalf.
+    Other processes, such as parameter servers, find the file at `path` and fill it for the owner.
     """
 
     path: Path
@@ -210,11 +217,13 @@ class SlotPool:
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
         """Reserves slots until there are `count`, for `size` bytes of tensors each.
 
-        Returns the memory of the new ones.  If there is no room, it removes the new ones and raises
-        NoRoom.  It drops slots whose file somebody has unlinked.  Before it creates files, it takes
-        over slots that an earlier incarnation left and nobody needs, because their memory is
-        already allocated.  It never takes over the task's newest READY slot, or a slot in `never`,
-        from which this incarnation restored.
+        Returns the memory of the slots that it adds.  If there is no room for all, it removes the
+        added slots and raises NoRoom.
+
+        It first drops slots whose file somebody has unlinked.  Then it takes over slots that an
+        earlier incarnation left and nobody needs, because their memory is already allocated.  Only
+        then does it create files.  It never takes over the task's newest READY slot, or a slot in
+        `never`, from which this incarnation has restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)
@@ -304,8 +313,9 @@ class SlotPool:
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
-        """Returns a slot to fill, never the newest READY one; None if the service still reads all
-        others.
+        """Returns a slot to fill, never the newest READY one.
+
+        None if all other slots are being read.
         """
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest

@@ -22,7 +22,7 @@ from procsv.base.identity import TaskId, parse_attempt
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 
 HEADER_BYTES = 4096
-HEADERS_MAX = 64  # cached headers; most have not changed since they were last read
+HEADERS_MAX = 64  # how many decoded headers to cache; most do not change between two reads
 _MAGIC = b"procsv-slot-0002"
 # magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
 _HEADER = struct.Struct("=16sII32sQq32sQQQ")
@@ -88,7 +88,7 @@ def _text(field: bytes) -> str:
 
 
 def is_slot_of(task: TaskId, path: Path) -> bool:
-    """Return whether `path` is named like a slot of `task`. The slot itself may be torn."""
+    """Whether `path` is named like a slot of `task`.  The slot itself may be torn."""
     try:
         return parse_attempt(path.stem.removeprefix("slot."))[0] == task
     except ValueError:
@@ -98,7 +98,7 @@ def is_slot_of(task: TaskId, path: Path) -> bool:
 def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
     """Returns the READY slots, newest sequence first.
 
-    `any_state`: also those in other states.  Torn and unreadable slots are always left out.
+    `any_state`: returns slots in all states.  It always leaves out torn and unreadable slots.
     """
     there, found = list[str](), []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

@@ -1,7 +1,8 @@
 """Define the table of contents of a snapshot slot, and how it maps to a TensorFlow checkpoint.
 
-The trainer writes it; the checkpoint service and the next trainer read it.  A slot describes itself
-completely, including the plan for its checkpoints, so a service that has just started can save it.
+The trainer writes the table; the checkpoint service and the next trainer read it.  A slot describes
+itself completely, including the plan for its checkpoints.  So even a service that has just started
+can save the slot.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the slot's file; a multiple of TENSOR_ALIGNMENT_BYTES
     size: int  # bytes; for strings the size of the packed form (see pack_strings)
-    hash: int  # xxh3_64 of those bytes, computed while they were copied in
+    hash: int  # xxh3_64 of these bytes, computed while the trainer copied them into the slot
 
 
 class Contents(msgspec.Struct, frozen=True):

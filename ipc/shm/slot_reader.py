@@ -95,8 +95,8 @@ class SlotReader:
 def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
     """Unlinks a slot, for the checkpoint service.
 
-    Returns False if a process writes to it, or its header is no longer `expected` because a new
-    trainer has taken it over.
+    Returns True if the slot is gone.  Returns False, and leaves the slot, if any process writes or
+    reads it, or if its header is no longer `expected` because a new trainer has taken it over.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -125,10 +125,11 @@ THREADS_MAX = 8  # memory is no faster with more
 def find_damaged(fd: int, entries: Sequence[TensorEntry]) -> TensorEntry | None:
     """Finds a tensor that does not match its checksum in the slot open as `fd`; None if all match.
 
-    This usually runs just after a trainer's death.  Nothing trains then, so it takes all processors
-    but one, and leaves that one to the start of the next trainer.  It reads by system calls into a
-    buffer that stays in the cache: the page faults of a mapping would add nearly half to the time
-    (1 GiB on one processor: 170 ms instead of 120).
+    Usually a trainer has just died and nothing trains, so this uses up to THREADS_MAX processors.
+    It leaves one processor free for the start of the next trainer.
+
+    It reads by system calls into a buffer that stays in the cache.  With a mapping, page faults
+    would make it nearly half as slow again (1 GiB on one processor: 170 ms instead of 120).
     """
     threads = min(THREADS_MAX, len(os.sched_getaffinity(0)) - 1, len(entries))
     if threads < 2 or sum(entry.size for entry in entries) <= ALONE_BYTES_MAX:
@@ -146,7 +147,10 @@ def _find_damaged(fd: int, entries: Iterable[TensorEntry]) -> TensorEntry | None
 
 
 def _hash(fd: int, entry: TensorEntry, buffer: memoryview) -> int:
-    """Hashes the bytes of `entry` in the file; if the file is too short, the result does not match."""
+    """Hashes the bytes of `entry` in the file.
+
+    If the file is too short, the result does not match.
+    """
     hasher, at, end = xxhash.xxh3_64(), entry.offset, entry.offset + entry.size
     while at < end:
         count = os.preadv(fd, [buffer[: min(BUFFER_BYTES, end - at)]], at)

@@ -1,11 +1,13 @@
-"""Define the states of a snapshot slot, the transitions between them, and the contents of its header.
+"""Define the states of a snapshot slot, the transitions between them, and its header's contents.
 
 Pure.  slot_file.py and slot_reader.py look up each transition here before they make it.
 
-FREE      may be written
-WRITING   a trainer fills it; if that trainer dies, the slot is torn and nobody reads it
-READY     a whole snapshot, which outlives its trainer; reading is no state: readers hold a shared lock on the file
-REMOVED   unlinked: nobody needs the snapshot, or a trainer has restored from it and maps it privately
+    FREE      may be written
+    WRITING   a trainer fills it; if that trainer dies, the slot is torn and nobody reads it
+    READY     has a whole snapshot, which outlives its trainer
+    REMOVED   unlinked: nobody needs the snapshot, or a trainer has restored and privately maps it
+
+Being read is not a state.  A reader holds a shared lock on the file of a READY slot.
 
 One rule is not in the table: slot_file.py overwrites the newest READY slot only after a newer one
 is READY.
