@@ -1,8 +1,9 @@
-"""Define what a clock is.  Cores take `now_s` as an argument; system_clock.py reads the machine's
-clocks.
+"""Define what a clock is.
+
+Cores take `now_s` as an argument; system_clock.py reads the machine's clocks.
 
 Monotonic seconds (CLOCK_MONOTONIC) measure durations, and all processes of one boot share them.
-Wall seconds are Unix time.  They are only written down for people.
+Wall seconds are Unix time.  They are for people, and for comparing with the times of files.
 """
 
 from __future__ import annotations

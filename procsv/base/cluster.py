@@ -26,7 +26,10 @@ Cluster = Mapping[str, Sequence[str]]
 
 
 def list_tasks(workers: int, ps: int, evaluators: int, *, has_chief: bool = True) -> tuple[TaskId, ...]:
-    """Lists the tasks.  The first is the one whose state is saved: the chief, or worker.0 without a chief."""
+    """Lists the tasks, first the task whose state is saved.
+
+    That is the chief, or worker.0 without a chief.
+    """
     chief = (CHIEF,) if has_chief else ()
     numbered = ((WORKER, workers), (PS, ps), (EVALUATOR, evaluators))
     return chief + tuple(TaskId(role, index) for role, count in numbered for index in range(count))
@@ -38,8 +41,9 @@ def role_of(name: str) -> str:
 
 
 def needs_address(task: TaskId) -> bool:
-    """Whether other tasks connect to `task`: an evaluator only reads files, and a spare launch has
-    no task yet.
+    """Whether other tasks connect to `task`.
+
+    An evaluator only reads files, and a spare launch has no task yet.
     """
     return task.role not in (EVALUATOR, SPARE)
 
@@ -60,8 +64,8 @@ def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> 
     """Returns the environment variables that describe a task to its program.
 
     TF_CONFIG is for TensorFlow's TFConfigClusterResolver.  TF_GRPC_REUSE_PORT is needed because the
-    watchdog has bound the task's port, too, to reserve it.  TF_GRPC_DEFAULT_OPTIONS lets other
-    tasks reconnect soon to a restarted task; `grpc_options` is the value that it has now.
+    watchdog also binds the task's port, to reserve it.  TF_GRPC_DEFAULT_OPTIONS lets other tasks
+    reconnect soon to a restarted task.  `grpc_options` is the present value of that variable.
     """
     config = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
     options = list(filter(None, grpc_options.split(",")))
@@ -76,10 +80,10 @@ def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> 
 
 
 def fill_in(args: Sequence[str], cluster: Cluster, task: TaskId) -> tuple[str, ...]:
-    """Replaces {task_type} and {task_index} in `args`, and {worker_hosts} and the like for roles
-    with addresses.
+    """Replaces the words in braces in `args`: {task_type}, {task_index} and the hosts of a role.
 
-    Hosts are joined by commas.  A role that the cluster does not have becomes an empty string.
+    {chief_hosts}, {worker_hosts} and {ps_hosts} become addresses, joined by commas.  If the cluster
+    does not have the role, they become an empty string.
     """
     words = {"{task_type}": task.role, "{task_index}": str(task.index)}
     words |= {f"{{{role}_hosts}}": ",".join(cluster.get(role, ())) for role in (CHIEF.role, WORKER, PS)}

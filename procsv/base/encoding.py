@@ -31,7 +31,10 @@ CHECKSUM = "checksum"  # last field of a sealed object: xxh3_64, in hex, of the 
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """Decodes `data` as a `kind`; msgspec.DecodeError if it is not one, not UTF-8, or nested too deeply."""
+    """Decodes `data` as a `kind`.
+
+    msgspec.DecodeError if it is not one, is not UTF-8, or is nested too deeply.
+    """
     with _one_error():
         if _IN_JSON.search(data) is None:
             return msgspec.json.decode(data, type=kind)

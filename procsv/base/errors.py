@@ -30,13 +30,22 @@ class LogdirLocked(UserError):
 
 
 class PeerError(Exception):
-    """A peer has sent something malformed, oversized or out of turn.  It is counted, and the process goes on."""
+    """Data from another process is malformed, oversized, out of turn, or no longer there.
+
+    The receiver counts the error, or does without the data, and goes on.
+    """
 
 
 class ProcsvBug(Exception):
-    """An impossible state.  It stops the process immediately; the crash report shows how it came about."""
+    """An impossible state.
+
+    It stops the process immediately, and the crash report shows what led to it.
+    """
 
 
 def strip_numbers(error: str) -> str:
-    """Removes the numbers from an error's text, so that repeats of one problem compare equal."""
+    """Replaces each number in an error's text, with its unit of bytes, by `#`.
+
+    So repeats of one problem compare equal.
+    """
     return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)

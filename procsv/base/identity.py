@@ -45,7 +45,7 @@ class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 def attempt_name(task: TaskId, incarnation: int) -> str:
-    """Names an attempt in the names of files that only programs leave.
+    """Returns the name of an attempt, for the names of files that only programs leave.
 
     `3` is the trainer's third attempt, and `worker.1.3` the third attempt of worker.1.
     """
@@ -53,7 +53,10 @@ def attempt_name(task: TaskId, incarnation: int) -> str:
 
 
 def parse_attempt(name: str) -> tuple[TaskId, int]:
-    """Returns the task and incarnation of an attempt; ValueError if the name is not an attempt's."""
+    """Returns the task and incarnation of the attempt with that name.
+
+    ValueError if no attempt has it.
+    """
     task, _, number = name.rpartition(".")
     if not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{name!r} is not the name of an attempt")

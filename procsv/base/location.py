@@ -1,4 +1,7 @@
-"""Distinguish paths, which system calls take, from URLs, which only TensorFlow's filesystem layer can reach."""
+"""Distinguish paths from URLs.
+
+System calls take paths.  Only TensorFlow's filesystem layer can reach URLs.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ def local_path(location: str | os.PathLike[str]) -> Path | None:
 
 @contextlib.contextmanager
 def literal_path(path: str) -> Iterator[str]:
-    """Yields a form of `path` that TensorFlow can take, valid while the block runs; `path` itself
-    if it can.
+    """Yields a form of `path` that TensorFlow can take, valid while the block runs.
 
-    TensorFlow reads every path as a pattern: a directory such as `runs/[lr=0.1]` does not match its
-    own files, and not all of TensorFlow supports escaping.  It also rejects names that are not
-    UTF-8.  So such a directory is replaced by its name in /proc.  A kill then leaves nothing
-    behind, and TensorFlow's servers find the directory, too, if they run here as the same user.
-    The part after the directory stays, because names of checkpoints may be patterns.
+    TensorFlow reads every path as a pattern.  So a directory such as `runs/[lr=0.1]` does not match
+    its own files, and not all of TensorFlow supports escaping.  TensorFlow also rejects names that
+    are not UTF-8.  This function replaces such a directory by its name in /proc, and yields any
+    other path unchanged.  A kill then leaves nothing behind.  TensorFlow's servers find the
+    directory, too, if they run here as the same user.  The part after the directory stays, because
+    names of checkpoints may be patterns.
     """
     directory, name = os.path.split(path)
     if is_remote(path) or (is_utf8(directory) and not _PATTERN & set(directory)):
@@ -43,10 +46,10 @@ def literal_path(path: str) -> Iterator[str]:
 
 
 def lasting_path(path: str) -> str:
-    """Like literal_path, but only for a directory that is not UTF-8, and valid as long as this
-    process lives.
+    """Like literal_path, but valid as long as this process lives.
 
-    TensorFlow may read a checkpoint only later, when it creates the variables.
+    Changes only a directory that is not UTF-8.  TensorFlow may read a checkpoint only later, when
+    it creates the variables.
     """
     directory, name = os.path.split(path)
     if is_utf8(directory):

@@ -57,7 +57,10 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a process ended: by `code` or by `signal`; both are unknown if it was not our child."""
+    """How a process ended: by `code` or by `signal`.
+
+    Both are None if the process was not our child, because then nobody tells us.
+    """
 
     code: int | None
     signal: int | None

@@ -1,9 +1,10 @@
-"""Find a launch's place among the launches that a scheduler has started together: its own task, and
-the others.
+"""Find the place of a launch among the launches that a scheduler has started together.
 
-Pure: the environment is an argument, and no scheduler or name server is asked.  `procsv launch`
-calls it before it starts anything.  So if the command line does not fit what the scheduler has
-started, all launches fail with the same error.
+The place says which task the launch has, and which tasks the others have.
+
+Pure: the environment is an argument, and this module asks no scheduler and no name server.  `procsv
+launch` calls it before it starts anything.  So if the command line does not fit what the scheduler
+has started, all launches fail with the same error.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ Tasks = tuple[TaskId, ...]
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one launch among several. Each launch has one task, or none yet.
+    """The place of one launch among several.  Each launch has one task, or none yet.
 
     All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be
     on one host.
 
     `launch` is the task that the scheduler gave to the launch, and stays the name of the launch.
-    `task` is its present task, which differs once it has taken over the task of a lost machine.
-    `host` is the scheduler's name for its machine; Slurm's node names need not resolve, so members
-    report their own addresses.  `addresses` holds the host:port at which TensorFlow listens in each
-    task that needs one; None if each task picks its own.  `coordinator` is the coordinator's
-    host:port; None if only files in the logdir show it.
+    `task` is its present task.  The two differ once the launch has taken over the task of a lost
+    machine.
+
+    `host` is the scheduler's name for the launch's machine.  Slurm's node names need not resolve,
+    so members report their own addresses.  `addresses` holds the host:port at which TensorFlow
+    listens in each task that needs one; None if each task picks its own.  `coordinator` is the
+    coordinator's host:port; None if only files in the logdir show it.
     """
 
     kind: LauncherKind
@@ -51,7 +54,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     launch: TaskId
     task: TaskId
-    tasks: Tasks  # of the run, in the order of list_tasks; the first one's launch coordinates
+    tasks: Tasks  # of the run, in the order of list_tasks; the first task's launch coordinates
     spares: Tasks = ()  # the launches without a task
     scheduler: str  # identifies this start of the job, made from what its scheduler has set
     host: str
@@ -85,8 +88,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """The task of a launch when the run restarts after a machine was lost; passed to the restarted
-    launch.
+    """The task of a launch when the run restarts after losing a machine.
+
+    The launch passes it to itself, in its environment, when it restarts.
     """
 
     scheduler: str
@@ -94,7 +98,10 @@ class Move(msgspec.Struct, frozen=True):
     spares: Tasks  # the spare launches that remain
 
     def apply(self, placement: Placement) -> Placement:
-        """Returns `placement` with the launch's present task, and without addresses, which are no longer valid."""
+        """Returns `placement` with the launch's present task.
+
+        The result has no addresses, because they are no longer valid.
+        """
         if placement.scheduler != self.scheduler:
             raise UserError(
                 f"{MOVED} is of another start of the run ({self.scheduler}): it is procsv's own, do not set it"
@@ -103,18 +110,21 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class BeginAgain(msgspec.Struct, frozen=True):
-    """The result of a launch that must restart.  Nothing of the previous run is left on this machine."""
+    """The result of a launch that must restart.
+
+    Nothing of the previous run is left on this machine.
+    """
 
     move: Move | None  # None: the launch's environment is enough
 
 
 def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:
-    """Finds the place of the launch with this environment; None if the launch runs all tasks
-    itself.
+    """Finds the place of the launch with this environment.
 
-    `cluster`: one of CLUSTERS.  `tasks`: from --workers, --ps and --evaluators; empty without these
-    options.  `spares`: the number of launches without a task.  UserError if the environment lacks
-    something that `cluster` needs, or contradicts `tasks`.
+    None if the launch runs all tasks itself.  `cluster`: one of CLUSTERS.  `tasks`: from --workers,
+    --ps and --evaluators; empty without these options.  `spares`: the number of launches without a
+    task.  UserError if the environment lacks something that `cluster` needs, or contradicts
+    `tasks`.
     """
     kind = _detect(environment, tasks) if cluster == "auto" else cluster
     reader = _READERS.get(kind)

@@ -1,10 +1,11 @@
-"""Encode and decode plain values bit for bit: numbers, text, times, standard containers, NumPy
-arrays.
+"""Encode and decode plain values bit for bit.
 
-Pure.  It encodes the state of callbacks and random generators.  It never uses pickle: a restored
-file may come from anywhere, so it can only name the types in this module.  Another thread may
-change a container at any time, and Python refuses to iterate over a container that changes.  So
-each container is first copied in one step.
+Plain values are numbers, text, times, standard containers and NumPy arrays.  This module encodes
+the state of callbacks and random generators.  It is pure, and never uses pickle: a restored file
+may come from anywhere, so a file can only name the types in this module.
+
+Another thread may change a container at any time, and Python refuses to iterate over a container
+that changes.  So this module first copies each container in one step.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ def still(value: Any, *, shares_arrays: bool = False) -> Any:
 
 
 def _items_of(value: Any) -> Any:
-    """Returns the items of a sequence in a form that stays iterable while another thread changes the sequence."""
+    """Returns the items of a sequence.
+
+    The result stays iterable while another thread changes the sequence.
+    """
     return value if type(value) in (list, tuple, frozenset) else list(value)
 
 

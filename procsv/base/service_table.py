@@ -18,7 +18,7 @@ class ServiceSpec(msgspec.Struct, frozen=True):
     task: TaskId
     module: str  # what `python -m` runs
     is_critical: bool  # whether the run fails without it
-    keeps_state: bool  # at each trainer's death it saves the state that the trainer left; only then it gets Finish
+    keeps_state: bool  # it saves the state that a dead trainer has left; it gets Finish only after that
     takes_events: bool = False  # it receives the run's own metrics, the last of them before Finish
     finish_s_max: float = 900.0  # it is killed this long after training ends; big checkpoints on slow disks take long
 

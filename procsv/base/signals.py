@@ -34,7 +34,7 @@ PASSED_ON = {
     signal.SIGUSR2: Default.GO_ON,
     signal.SIGXCPU: Default.GO_ON,  # Grid Engine's and LSF's notice
 }
-# A program sends these to itself, by a timer or a descriptor, so one sent to the supervisor does not concern it.
+# A program sends these to itself, by a timer or a descriptor.  So the supervisor ignores them.
 IGNORED = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 

@@ -26,7 +26,10 @@ _UNFINISHED = re.compile(rb"(?:\x1b(?:\[\??[0-9;]{0,20})?|\xc2)\Z")
 
 
 def printable(text: str) -> str:
-    """Returns `text` with its control characters written out, such as \\x1b for the start of an escape sequence."""
+    """Returns `text` with its control characters written out.
+
+    For example, the character that starts an escape sequence becomes \\x1b.
+    """
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -70,7 +73,10 @@ def fit_widths(widths: list[int], room: int) -> list[int]:
 
 
 class OutputFilter:
-    """Filters a program's output for a terminal: passes colours and progress bars, and shows all other controls."""
+    """Filters a program's output for a terminal.
+
+    It passes colours and progress bars, and writes out all other control characters.
+    """
 
     def __init__(self) -> None:
         self._held = b""  # an incomplete sequence
@@ -149,9 +155,10 @@ class NoiseFilter:
         return b"".join(shown)
 
     def release(self) -> bytes:
-        """Returns the output held back, unless it is noise.
+        """Returns the output that is held back; nothing if it is noise.
 
-        The rest of its line has not come, so no library wrote it.
+        A library writes its line at once.  So if the rest of a line has not come yet, the program
+        itself has written the beginning.
         """
         held, self._held = self._held, b""
         if held:

@@ -1,4 +1,7 @@
-"""Parse and show durations, sizes and times for people: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
+"""Parse and show durations, sizes and times for people.
+
+Durations are written like `90`, `90s`, `5m`, `5 min`, `2h` or `1hour`, and sizes like `8GiB`.
+"""
 
 from __future__ import annotations
 

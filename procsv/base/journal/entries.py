@@ -1,8 +1,8 @@
-"""Define the journal's entries: a class for each event, with all fields but time, role and
-incarnation.
+"""Define the journal's entries: a class for each event.
 
-Writers construct them, line.py decodes them, and docs/schema/ is made from them.  New events and
-fields may be added; a new field needs a default for lines of earlier versions.
+A class has all fields of its line but time, role and incarnation.  Writers construct entries,
+line.py decodes them, and docs/schema/ is made from them.  New events and fields may be added; a new
+field needs a default for lines of earlier versions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_
 
 
 class LeaseTakenOver(Entry, frozen=True, kw_only=True, tag="lease_taken_over"):
-    """Another machine's run had this logdir, and had not renewed its lease."""
+    """This run has taken the logdir from another machine's run, which had not renewed its lease."""
 
     host: str
     pid: Pid
@@ -202,7 +202,7 @@ class HangDetected(Entry, frozen=True, kw_only=True, tag="hang_detected"):
 
 
 class HangSuspected(Entry, frozen=True, kw_only=True, tag="hang_suspected"):
-    """A program without a session does nothing; it is left alone."""
+    """A program without a session does nothing; procsv leaves it alone."""
 
     phase: str
     seconds: Seconds
@@ -316,7 +316,10 @@ class CapturedByChief(Entry, frozen=True, kw_only=True, tag="captured_by_chief")
 
 
 class Held(Entry, frozen=True, kw_only=True, tag="held"):
-    """Whether the other tasks are held between two steps for a snapshot; written when this changes."""
+    """Says whether the other tasks are held between two steps for a snapshot.
+
+    Written when this changes.
+    """
 
     is_exact: bool
     ms: Annotated[float, Meta(ge=0)]
@@ -332,7 +335,10 @@ class SnapshotFailed(Entry, frozen=True, kw_only=True, tag="snapshot_failed"):
 
 
 class CheckpointsDeleted(Entry, frozen=True, kw_only=True, tag="checkpoints_deleted"):
-    """The program has deleted its logdir with its checkpoints; `kept`: they were put back for its session."""
+    """The program has deleted its logdir with its checkpoints.
+
+    `kept`: procsv puts the checkpoints back for the program's session.
+    """
 
     count: int
     kept: bool = False
@@ -346,14 +352,17 @@ class SnapshotsResumed(Entry, frozen=True, kw_only=True, tag="snapshots_resumed"
 
 # -- several machines -------------------------------------------------------------------------------------------------
 class Adopted(Entry, frozen=True, kw_only=True, tag="adopted"):
-    """A task on another machine has outlived the coordinator that started it, and goes on under this one."""
+    """A task on another machine has outlived its coordinator, and goes on under this one."""
 
     pid: Pid
     host: str
 
 
 class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
-    """The launch that hosts this task on another machine was silent for `silent` seconds; the task counts as dead."""
+    """The launch that hosts this task on another machine was silent for `silent` seconds.
+
+    The task counts as dead.
+    """
 
     host: str
     silent: Seconds
@@ -361,7 +370,10 @@ class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
 
 
 class MemberReplaced(Entry, frozen=True, kw_only=True, tag="member_replaced"):
-    """The launch that hosts this task on another machine was killed, and another one there has replaced it."""
+    """The launch that hosts this task on another machine was killed.
+
+    Another launch on the same machine has replaced it.
+    """
 
     host: str
     before: Pid  # of the killed launch
@@ -384,14 +396,20 @@ class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
 
 
 class StateNotFetched(Entry, frozen=True, kw_only=True, tag="state_not_fetched"):
-    """A task on another machine could not fetch the chief's state from memory, so it starts from the checkpoint."""
+    """A task on another machine could not fetch the chief's state from memory.
+
+    So it starts from the checkpoint.
+    """
 
     step: Step
     why: str
 
 
 class MirrorKept(Entry, frozen=True, kw_only=True, tag="mirror_kept"):
-    """The launch of this task, on another machine, now keeps a copy of the chief's memory; this is the first copy."""
+    """The launch of this task now keeps a copy of the chief's memory on another machine.
+
+    Written for the first copy only.
+    """
 
     step: Step
     bytes: Count
@@ -414,7 +432,10 @@ class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
 
 
 class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched"):
-    """The copy of the lost chief's memory could not be fetched, so training resumes from an older state."""
+    """The copy of the lost chief's memory could not be fetched.
+
+    So training resumes from an older state.
+    """
 
     step: Step
     host: str

@@ -1,7 +1,7 @@
 """Write and read the journal of a logdir: one JSON object a line, appended and never rewritten.
 
-At BYTES_MAX the file is renamed, replacing the previously renamed one, and a new one begins;
-readers read both as one.
+At BYTES_MAX the writer renames the file, replacing the file that it renamed before, and begins a
+new one.  Readers read both files as one journal.
 
 Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a
 power failure, or by a kill during the write, because a killed write may stop between two pages.
@@ -106,8 +106,9 @@ class Journal:
 
 
 def _copy_if_deleted(before: int, new: int) -> None:
-    """Copies a deleted journal into the new file; some programs delete their directory when they
-    start.
+    """Copies a deleted journal into the new file.
+
+    Some programs delete their directory when they start.
     """
     if os.fstat(before).st_nlink == 0 and os.fstat(new).st_size == 0:
         at = 0
@@ -176,7 +177,10 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
 
 
 def read_spawns_since(path: Path, task: TaskId, incarnation: int) -> dict[int, float]:
-    """Returns when the attempts of `task` from this incarnation on were started (Unix seconds), by pid."""
+    """Returns when attempts of `task` were started: pid -> Unix seconds.
+
+    Only attempts from `incarnation` on are in it.
+    """
     return {
         line.entry.pid: line.time
         for line in reversed([*read_journal(path)])  # reversed, so that the first start with a pid is kept

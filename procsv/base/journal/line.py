@@ -48,7 +48,10 @@ class Unknown(Entry, frozen=True, kw_only=True):
 
 
 def decode_line(data: bytes) -> Line:
-    """Decodes a line, without fields that this version does not know; msgspec.DecodeError if it is not a line."""
+    """Decodes a line; msgspec.DecodeError if it is not one.
+
+    Leaves out fields that this version does not know.
+    """
     head = decode_json(data, Head)
     kind = KINDS.get(head.event)
     entry = decode_json(data, kind) if kind is not None else _unknown(data, head.event)

@@ -1,1 +1,1 @@
-"""Name, read and write the files of a run: paths, run.json, logs, and the lock on the `checkpoint` file."""
+"""Name, read and write the files of a run: its paths, run.json, logs, terms, lease and locks."""

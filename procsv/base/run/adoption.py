@@ -1,10 +1,11 @@
-"""Link a run with the logdir that its program has named: checkpoints and events are there, its own
-files elsewhere.
+"""Link a run with the logdir that its program has named.
 
 `procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  If the program
-names another directory, the run adopts that as its logdir.  run.json in the run's own directory
-names the logdir, and a pointer in `<logdir>/procsv` leads back.  The link counts only if both
-agree, so a directory that was copied or recreated is not linked.
+names another directory, the run adopts that directory as its logdir.  Checkpoints and events are
+there, and the run's own files stay in its own directory.
+
+run.json in the run's own directory names the logdir, and a pointer in `<logdir>/procsv` leads back.
+The link counts only if both agree, so a directory that was copied or recreated is not linked.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def remove_pointer(logdir: Path) -> None:
 
 
 def root_of(logdir: str | os.PathLike[str]) -> Path | None:
-    """Returns the own directory of the run that has adopted `logdir`; None if no run has adopted
-    it.
+    """Returns the own directory of the run that has adopted `logdir`.
+
+    None if no run has adopted it.
     """
     real = local_home(os.fspath(logdir))
     pointer = _read_pointer(real)
@@ -69,7 +71,10 @@ def root_of(logdir: str | os.PathLike[str]) -> Path | None:
 
 
 def adopted_logdir(run: RunFile | None) -> Path | None:
-    """Returns the logdir that `run` has adopted, if it still leads back to the run."""
+    """Returns the logdir that `run` has adopted, if the logdir still leads back to the run.
+
+    None if `run` has adopted none, or the two no longer agree.
+    """
     if run is None or not run.root or not _is_ours(run.paths.run_json):
         return None
     logdir = run.checkpoint_dir

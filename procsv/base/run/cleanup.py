@@ -48,8 +48,9 @@ def remove_files(directory: Path, keep: frozenset[Path] = frozenset()) -> None:
 
 
 def remove_shm_files(paths: RunPaths) -> None:
-    """Removes slots, parcels and staged checkpoints.  Call it only when nobody needs their contents
-    any more.
+    """Removes slots, parcels and staged checkpoints.
+
+    Call it only when nobody needs their contents any more.
     """
     remove_memory(paths.shm_dir)
 
@@ -70,14 +71,20 @@ def remove_memory(directory: Path) -> None:
 
 
 def remove_staged(directory: Path) -> None:
-    """Removes staged checkpoints from shared memory, or from the run's own directory if there was no room for them."""
+    """Removes staged checkpoints from `directory`.
+
+    That is shared memory or, if it had no room for them, the run's own directory.
+    """
     for pattern in SHM_DIRS:
         for path in directory.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_dirs(paths: RunPaths) -> None:
-    """Removes both directories if they are empty."""
+    """Removes both directories if they are empty.
+
+    Also removes a home of the run's own with all its contents, unless it is a member's.
+    """
     if paths.own_home is not None and not paths.is_member:
         shutil.rmtree(paths.own_home, ignore_errors=True)
     for path in (paths.shm_dir, paths.run_dir):

@@ -39,7 +39,9 @@ declare("lease.before_replacing")
 RENEW_S = 5.0  # how often its holder rewrites it
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
-TRIES_MAX = 3  # of one change; all fail only if new launches keep removing our fence before our lease refuses them
+# How often to try one change.  All tries fail only if new launches keep removing our fence, each before our lease makes
+# that launch give up.
+TRIES_MAX = 3
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
@@ -73,7 +75,7 @@ class LeaseStanding(Enum):
 
     FREE = auto()
     IN_USE = auto()
-    WATCHED = auto()  # unknown from here: the lease has ended if it does not change
+    WATCHED = auto()  # cannot be judged from here; if the lease does not change for a while, it has ended
 
 
 def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> LeaseStanding:
@@ -117,7 +119,10 @@ class LeaseFile:
     """The file lease.json.  OSError passes through all methods but `holder`."""
 
     def __init__(self, paths: RunPaths, *, has_run_json: bool = True) -> None:
-        """`has_run_json`: the holder also writes run.json there.  A directory that a run has adopted has none."""
+        """`has_run_json`: the holder also writes run.json there.
+
+        A directory that a run has adopted has none.
+        """
         self._path, self._run_json = paths.lease, paths.run_json if has_run_json else None
 
     def read_lease(self) -> bytes | None:
@@ -138,10 +143,10 @@ class LeaseFile:
             return None
 
     def successor(self, run: str) -> Lease | None:
-        """Returns a lease that names the run that took the directory after `run` and has released
-        it.
+        """Returns the lease of the run that took the directory after `run` and has released it.
 
-        run.json shows that, because each holder writes it.  None if nobody took the directory.
+        The lease is made from run.json, because each holder writes its own run.json.  None if no
+        run has taken the directory.
         """
         last = read_run(self._run_json) if self._run_json is not None else None
         if last is None or last.run == run:
@@ -159,12 +164,13 @@ class LeaseFile:
             disk.unlink_if_there(probe)
 
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
-        """Writes `lease` over any other, and removes the fences of all other runs, so that they
-        stop writing there.
+        """Writes `lease` over any other, and removes the fences of all other runs.
 
-        `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken
-        it.  A holder that was just renewing its lease may replace ours once, before its fence is
-        gone.  So the caller must read the lease once more after this; what it finds then is final.
+        Without their fences they stop writing there.  `is_new`: there was no lease.
+        FileExistsError, or Fenced, if another process has just taken it.
+
+        A holder that is just renewing its lease may replace ours once, before its fence is gone.
+        So the caller must read the lease once more afterwards; what it finds then is final.
         """
         fence = self._pick_up(lease.run)
         (self.create if is_new else self.replace)(lease)
@@ -176,9 +182,10 @@ class LeaseFile:
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
         """Calls `write` to make a change that only the holder may make, through the fence of `run`.
 
-        Returns the lease of a process that has taken the logdir; None if nobody has.  A change that
-        would come after that has no effect.  It creates the fence before it checks the lease,
-        because a process that takes the logdir writes its lease before it removes the fences.
+        Returns None if no process has taken the logdir.  Otherwise returns that process's lease,
+        and a change after it took the logdir has no effect.  `change` creates the fence before it
+        checks the lease, because a process that takes the logdir writes its lease before it removes
+        the fences.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
@@ -270,16 +277,18 @@ class LeaseKeeper:
 
 
 def taken_by(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease if another run than `run` holds it; None also if the lease cannot be read."""
+    """Returns the lease if a run other than `run` holds it.
+
+    None also if the lease cannot be read.
+    """
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
 
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease of the run that has taken the logdir from `run`, which was stopped; None if
-    none has.
+    """Returns the lease of the run that has taken the logdir from `run`; None if none has.
 
-    That run may have ended since (`successor`).
+    It could do so because `run` was stopped.  That run may have ended since (`successor`).
     """
     lease = file.holder()
     if lease is None:

@@ -36,7 +36,10 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     digest: str = ""  # of the content; "" if the file is too large to read
 
     def is_as(self, other: File) -> bool:
-        """Whether the content is the same: by the digests if both have one, otherwise by size and time."""
+        """Whether the content is the same.
+
+        Compares the digests if both have one, otherwise size and time.
+        """
         if self.digest and other.digest:
             return self.digest == other.digest
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
@@ -80,10 +83,10 @@ def read_file(path: str) -> File | None:
 
 
 def changed_files(loaded: LoadedModules, home: str) -> tuple[str, ...]:
-    """Returns the program's own files that have changed or are gone, relative to its directory
-    `home`.
+    """Returns the program's own files that have changed or are gone.
 
-    If a project was moved or copied, its files are found at the same relative paths.
+    The names are relative to the program's directory `home`.  If a project was moved or copied, its
+    files are found at the same relative paths.
     """
     changed = []
     for path, file in loaded.files.items():
@@ -114,13 +117,13 @@ def write_loaded(path: Path, loaded: LoadedModules) -> None:
 
 
 def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
-    """Takes over the record of an earlier launch of the same command; returns whether there is a
-    usable one.
+    """Takes over the record of an earlier launch of the same command.
 
-    The record is not usable in three cases.  (1) A file of the program has changed, so the program
-    may now set the environment differently before its imports.  (2) Another user wrote the record,
-    or it came with a copied logdir, so its author would decide what we import.  (3) The program
-    changes the environment before its imports, which only the program itself may do.
+    Returns False if there is no usable record.  A record is not usable in three cases.  (1) A file
+    of the program has changed, so the program may now set the environment differently before its
+    imports.  (2) Another user wrote the record, or it came with a copied logdir, so its author
+    would decide what we import.  (3) The program changes the environment before its imports, which
+    only the program itself may do.
     """
     loaded = read_own(paths.imports)
     if not loaded.modules or loaded.environment or loaded.command != command or loaded.logdir_id != paths.id:

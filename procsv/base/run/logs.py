@@ -49,7 +49,7 @@ def list_numbers(logs: Path, name: str) -> list[int]:
 
 
 def newest_number(logs: Path, name: str) -> int:
-    """Returns the highest of these numbers; 0 if there is none."""
+    """Returns the highest number of a log NAME.<number>.log in a directory; 0 if there is none."""
     return max(list_numbers(logs, name), default=0)
 
 
@@ -57,7 +57,10 @@ class LogFollower:
     """Reads a log to its end, and then everything that is appended."""
 
     def __init__(self, log: Path, *, with_older: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`with_older`: read the part before the last rotation first.  OSError if there is no such log."""
+        """`with_older`: read the part before the last rotation first.
+
+        OSError if there is no such log.
+        """
         self._log, self._monotonic = log, monotonic
         self._fds: list[int] = []  # of its parts, in order
         self._leave_s: float | None = None  # when to leave the current part; None if it was not rotated
@@ -74,7 +77,10 @@ class LogFollower:
             raise FileNotFoundError(f"{log} is not there")
 
     def read_log(self, size: int, *, is_last: bool = False) -> bytes:
-        """Returns up to `size` bytes; none if there are no more yet.  `is_last`: nobody writes to it any more."""
+        """Returns up to `size` bytes; no bytes if there are no more yet.
+
+        `is_last`: nobody writes to the log any more.
+        """
         while True:
             data = self._read_on(size)
             if data:
@@ -103,8 +109,9 @@ class LogFollower:
         return os.read(new, size)
 
     def _go_on(self, is_last: bool) -> bool:
-        """Goes on to the next part at the end of the current one; returns False if there is none
-        yet.
+        """Goes on to the next part at the end of the current one.
+
+        Returns False if there is none yet.
         """
         if not self._is_rotated():
             return False
@@ -155,7 +162,10 @@ def read_end(log: Path, bytes_max: int) -> bytes:
 
 
 def prune_logs(new: Path) -> None:
-    """Keeps only the newest logs of the task of `new`, so that a run of weeks does not fill the disk."""
+    """Keeps only the newest logs of the task of `new`.
+
+    So a run of weeks does not fill the disk.
+    """
     with contextlib.suppress(OSError):
         old = [path for path in new.parent.glob(f"{new.name.rsplit('.', 2)[0]}.*.log") if path != new]
         old.sort(key=lambda path: path.stat().st_mtime, reverse=True)

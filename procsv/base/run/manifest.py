@@ -44,8 +44,9 @@ class Manifest(msgspec.Struct, frozen=True):
 
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
 
-    # Identity of the index file when this was written.  A checkpoint of the same name that was saved later has another,
-    # whatever the clocks say.  So has a copy, although its files match.  None at a URL, or from an earlier procsv.
+    # Identity of the index file when this was written.  A checkpoint that was saved later under the same name has another
+    # identity, whatever the clocks say.  A copy has another one, too, although the contents of its files match.  None at
+    # a URL, or from an earlier procsv.
     index: FileId | None = None
 
     @property

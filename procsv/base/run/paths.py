@@ -87,7 +87,10 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def terms(self) -> Path:
-        """The directory in which the coordinator of a run on several machines publishes its address."""
+        """The directory of the terms (terms.py).
+
+        There the coordinator of a run on several machines publishes its address.
+        """
         return self.home / "group"
 
     @property
@@ -97,7 +100,10 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def staging(self) -> Path:
-        """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them into place."""
+        """Checkpoints in the making.
+
+        They are on the logdir's own filesystem, so that a rename can move them into place.
+        """
         return self.home / "staging"
 
     def log(self, task: TaskId, incarnation: int) -> Path:
@@ -115,12 +121,13 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def run_lock(self) -> Path:
-        """Held by the process that owns the run: the watchdog, or a trainer without one."""
+        """Held by the process that owns the run: the watchdog, or a trainer without a watchdog."""
         return self.run_dir / "run.lock"
 
     def writer_lock(self, task: TaskId) -> Path:
-        """Held by a task's whole process tree; the next attempt starts only when the old tree has
-        released it.
+        """Held by a task's whole process tree.
+
+        The next attempt starts only when the old tree has released it.
         """
         return self.run_dir / ("writer.lock" if task == TRAINER else f"writer.{task}.lock")
 
@@ -158,7 +165,10 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def loaded(self) -> Path:
-        """The newest trainer's imports up to the end of its first step, which a standby imports in advance."""
+        """The newest trainer's imports up to the end of its first step.
+
+        A standby imports them in advance.
+        """
         return self.run_dir / "loaded.json"
 
     @property
@@ -228,7 +238,10 @@ def name_logdir(logdir: str, paths: RunPaths) -> str:
 
 
 def logdir_hash(logdir: Path) -> str:
-    """Returns 16 hex digits for the real path of `logdir`, so that two spellings of one directory share a run."""
+    """Returns 16 hex digits for the real path of `logdir`.
+
+    So two spellings of one directory share a run.
+    """
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
 
 

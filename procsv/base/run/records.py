@@ -47,7 +47,10 @@ def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
 
 
 def make_record_dir(path: Path) -> None:
-    """Creates `path`, a directory in `<logdir>/procsv`, as readable as its parent, unless it exists."""
+    """Creates `path`, a directory in `<logdir>/procsv`, as readable as its parent.
+
+    Does nothing if it exists.
+    """
     if not path.is_dir():
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         parent = path.parent.stat()
@@ -55,7 +58,10 @@ def make_record_dir(path: Path) -> None:
 
 
 def open_record(path: Path, flags: int) -> int:
-    """Opens `path`, and creates it if necessary; NotAFile if it is a link, or anything but a regular file."""
+    """Opens `path`, and creates it if necessary.
+
+    NotAFile if it is a link, or anything but a regular file.
+    """
     fd = open_data(path, flags | os.O_CREAT)
     with contextlib.suppress(PermissionError):
         os.fchmod(fd, record_mode(path.parent))
@@ -75,8 +81,9 @@ def user_name(uid: int) -> str:
 
 
 def _set_access(directory: Path, group: int | None) -> None:
-    """Lets only the owner read a directory; with `group`, also that group, which new files in it
-    get, too.
+    """Lets only the owner read a directory.
+
+    `group`: also lets that group read it.  New files in the directory get the same group.
     """
     with contextlib.suppress(PermissionError):  # a filesystem without owners, or a group that we do not belong to
         directory.chmod(PRIVATE)

@@ -41,7 +41,10 @@ FINAL_STATES = frozenset({"done", "failed", "stopped"})  # written by a watchdog
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of run.json.  Times are Unix seconds, durations seconds, steps NO_STEP if there is none."""
+    """The contents of run.json.
+
+    Times are Unix seconds, durations seconds.  A step is NO_STEP if there is none.
+    """
 
     version: int = VERSION
     run: str  # run id: 16 hexadecimal digits, new with every launch
@@ -105,8 +108,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen_at(self) -> float:
-        """When the run's watchdog last wrote this.  The file's own time is later in a copy, or from
-        a backup.
+        """When the run's watchdog last wrote this.
+
+        The time of the file itself is later in a copy, or in a file from a backup.
         """
         return self.written_at or self.paths.run_json.stat().st_mtime
 
@@ -121,7 +125,10 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path) -> RunFile | None:
-    """Reads run.json at `path`; None if there is none, or it is not valid (another version, garbled)."""
+    """Reads run.json at `path`.
+
+    None if there is none, or it is not valid (another version, garbled).
+    """
     try:
         run = decode_sealed(stale.try_again(lambda: read_data(path)), RunFile, may_lack_seal=True)
     except (OSError, msgspec.DecodeError):
@@ -144,7 +151,10 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
 
 
 def _moved(run: RunFile, directory: Path) -> RunFile:
-    """Returns `run` with its new directory; an adopted logdir may have moved along, to the same relative path."""
+    """Returns `run` with its new directory.
+
+    A logdir that the run has adopted may have moved along, to the same relative path.
+    """
     if not run.root:
         return msgspec.structs.replace(run, logdir=str(directory))
     logdir = os.path.realpath(directory / os.path.relpath(run.logdir, run.root))
@@ -189,8 +199,9 @@ def _is_locked_by(run: RunFile) -> bool:
 
 
 def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:
-    """Whether both directories have that name, in any runtime directory, and nobody else can write
-    to them.
+    """Whether both directories have that name, and nobody else can write to them.
+
+    They may be in any runtime directory.
     """
     run_dir, shm_dir = paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")

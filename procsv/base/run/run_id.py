@@ -67,7 +67,10 @@ def id_here(said: IdFile, device: int, inode: int, *, is_owners: bool) -> str:
 
 
 def find_id(home: Path, owner: int | None = None) -> str:
-    """Returns the id of the runs of user `owner`, by default ours, in `home`; "" if there is none, or it is damaged."""
+    """Returns the id of the runs of user `owner`, by default ours, in `home`.
+
+    "" if there is none, or it is damaged.
+    """
     try:
         return stale.try_again(lambda: _read_id(home, os.geteuid() if owner is None else owner))
     except (OSError, msgspec.DecodeError):
@@ -105,12 +108,18 @@ def make_id(home: Path) -> str:
 
 
 def write_id(home: Path, run_id: str) -> None:
-    """Gives `home` the id of our living run, after somebody has deleted and recreated it.  OSError passes through."""
+    """Gives `home` the id of our living run, after somebody has deleted and recreated it.
+
+    OSError passes through.
+    """
     replace_file(id_file(home), _encode(run_id, home), mode=READABLE)
 
 
 def can_write_id(home: Path) -> bool:
-    """Returns False if the filesystem gives our files to another user, so that our id would not be believed."""
+    """Returns False if the filesystem gives our files to another user.
+
+    Then no launch would believe our id.
+    """
     with contextlib.suppress(OSError):
         return id_file(home).lstat().st_uid == os.geteuid()
     return True

@@ -14,11 +14,11 @@ from procsv.base.system.data_file import read_data
 
 
 def saved_step(logdir: Path) -> int:
-    """Returns the step of the checkpoint that the `checkpoint` file calls the latest; NO_STEP if
-    none.
+    """Returns the step of the checkpoint that the `checkpoint` file calls the latest.
 
-    If that has no manifest, or was saved by another Saver, returns the highest step in any
-    manifest.  It trusts these small files, because the checkpoints are not verified yet.
+    If that checkpoint has no manifest, or another Saver saved it, returns the highest step in any
+    manifest.  NO_STEP if there is none.  It trusts these small files, because the checkpoints are
+    not verified yet.
     """
     steps = {path.name.removesuffix(MANIFEST_SUFFIX): _step_of(path) for path in logdir.glob(f"*{MANIFEST_SUFFIX}")}
     pointed = steps.get(_latest(logdir), NO_STEP)
@@ -39,7 +39,10 @@ def _step_of(path: Path) -> int:
 
 
 def _latest(logdir: Path) -> str:
-    """Returns the name of the latest checkpoint in the `checkpoint` file, in TensorFlow's format."""
+    """Returns the name of the latest checkpoint, as the `checkpoint` file says it.
+
+    "" if the file cannot be read.
+    """
     try:
         found = re.search(
             r'^model_checkpoint_path: "(.*)"$',

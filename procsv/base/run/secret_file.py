@@ -1,8 +1,8 @@
-"""Read the secret file that every launch of a run on several machines has, and check its
-permissions.
+"""Read the secret file that every launch of a run on several machines has.
 
-`procsv launch` uses it.  ipc/messaging/curve_transport.py derives keys from the secret.  The secret
-appears in no message, no environment and no other file.
+`procsv launch` uses it.  This module also checks the file's permissions.
+ipc/messaging/curve_transport.py derives keys from the secret.  The secret appears in no message, no
+environment and no other file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ OTHERS = 0o077
 
 
 def read_secret(path: Path) -> bytes:
-    """Reads the secret: random bytes unchanged, text without an editor's line end.  UserError says what is wrong."""
+    """Reads the secret: random bytes unchanged, text without an editor's line end.
+
+    UserError says what is wrong.
+    """
     try:
         fd = open_data(path, follows_links=True)
     except (NotAFile, IsADirectoryError) as error:
@@ -45,7 +48,10 @@ def read_secret(path: Path) -> bytes:
 
 
 def _without_line_end(data: bytes) -> bytes:
-    """Removes a line end from text, but not from random bytes: one in 128 random secrets ends with such a byte."""
+    """Removes a line end from text, but not from random bytes.
+
+    One in 128 random secrets ends with such a byte.
+    """
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -68,7 +68,7 @@ def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
     """Whether an unlocked directory is abandoned.
 
     A directory without an owner belongs to a launch that is just creating it, or to an older
-    procsv. So it is abandoned only if nobody has touched it for long.
+    procsv.  So it is abandoned only if nobody has touched it for a week (UNTOUCHED_S_MAX).
     """
     if untouched_s > UNTOUCHED_S_MAX:
         return True
@@ -100,8 +100,8 @@ class HeldDirectory:
     def hold(self, wait: Callable[[float], None], *, alone: bool = False) -> None:
         """Creates the directory and protects it from sweeps.
 
-        Waits while a sweep holds it, and if we want it `alone`, also while any other process does,
-        such as a service that is ending.  LogdirLocked if that takes too long.
+        Waits while a sweep holds the directory.  With `alone`, also waits while any other process
+        holds it, such as a service that is ending.  LogdirLocked if that takes too long.
         """
         for _ in range(TRIES_MAX):
             make_private_dir(self._lock.path)
@@ -124,8 +124,9 @@ class HeldDirectory:
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
     def keep_held(self) -> None:
-        """Touches the directory to show that it is in use.  If it was replaced, holds the one now
-        at the path.
+        """Touches the directory to show that it is in use.
+
+        If the directory was replaced, holds the directory that is now at the path.
         """
         with contextlib.suppress(OSError):
             self._lock.relock()
@@ -144,10 +145,9 @@ def make_owner(paths: RunPaths) -> Owner:
 
 
 def find_claim(paths: RunPaths) -> Holder | None:
-    """Finds a run that is still active although its logdir, once at this path, was deleted or
-    moved.
+    """Finds an active run whose logdir was at this path and was deleted or moved.
 
-    Returns the holder of its lock; None if there is no such run.
+    Returns the holder of the run's lock; None if there is no such run.
     """
     for directory in _ours(*_runtime_roots(paths)):
         owner, lock = _read_owner(directory), FileLock(directory / paths.run_lock.name)
@@ -215,8 +215,9 @@ def _runtime_roots(paths: RunPaths) -> set[Path]:
 
 
 def _ours(*roots: Path) -> Iterator[Path]:
-    """Yields those directories that are really ours: any user may create a directory of any name
-    there.
+    """Yields those directories that are really ours.
+
+    Any user may create a directory of any name there.
     """
     for path in [path for root in roots for path in root.glob("procsv-*") if NAME.fullmatch(path.name)]:
         with contextlib.suppress(OSError):

@@ -1,1 +1,4 @@
-"""Read the environment variables that schedulers set: Slurm, TF_CONFIG, indexed Kubernetes Jobs.  Pure."""
+"""Read the environment variables that schedulers set.  Pure.
+
+The schedulers are Slurm, TF_CONFIG and indexed Kubernetes Jobs.
+"""

@@ -1,18 +1,22 @@
-"""Read which task a pod of an indexed Kubernetes Job is, and how a JobSet names the other pods.  Pure.
+"""Read which task a pod of an indexed Kubernetes Job is, and how the other pods are named.
 
-procsv/base/placement.py calls it.  The manifest (procsv/examples/deploy/jobset.yaml) sets these
-variables from the pod's labels:
+Pure; procsv/base/placement.py calls it.  The manifest (procsv/examples/deploy/jobset.yaml) sets
+these variables, most of them from the pod's labels:
 
     JOB_COMPLETION_INDEX   the pod's index; Kubernetes sets it in every indexed Job
-    PROCSV_TASK_TYPE       chief, worker, ps or evaluator: the label jobset.sigs.k8s.io/replicatedjob-name
+    PROCSV_TASK_TYPE       chief, worker, ps or evaluator:
+                           the label jobset.sigs.k8s.io/replicatedjob-name
     PROCSV_JOBSET          the JobSet's name: the label jobset.sigs.k8s.io/jobset-name
-    PROCSV_JOBSET_UID      distinguishes JobSets of one name: the label jobset.sigs.k8s.io/jobset-uid; may be missing
-    PROCSV_JOBSET_ATTEMPT  how often the JobSet restarted: the label jobset.sigs.k8s.io/restart-attempt; 0 if missing
-    PROCSV_SUBDOMAIN       of the pods' names, if the manifest's network.subdomain is not the JobSet's name
+    PROCSV_JOBSET_UID      distinguishes JobSets of one name; may be missing:
+                           the label jobset.sigs.k8s.io/jobset-uid
+    PROCSV_JOBSET_ATTEMPT  how often the JobSet restarted; 0 if missing:
+                           the label jobset.sigs.k8s.io/restart-attempt
+    PROCSV_SUBDOMAIN       of the pods' names, if the manifest's network.subdomain
+                           is not the JobSet's name
     PROCSV_PORT            for messages between procsv's own processes; 2223 if missing
 
-Jobs without a JobSet also work if they are named like a JobSet's (NAME-worker-0) and a headless Service
-has the subdomain.
+Jobs without a JobSet also work.  They must be named like a JobSet's (NAME-worker-0), and a headless
+Service must have the subdomain.
 """
 
 from __future__ import annotations
@@ -39,13 +43,14 @@ class Pod(NamedTuple):
     identity: str  # changes when the whole JobSet restarts; differs between JobSets of one name
 
     def host_of(self, task: TaskId) -> str:
-        """Returns the host name under which other pods find `task`, in whichever pod it is now."""
+        """Returns the host name of `task` for other pods, even after its pod was replaced."""
         return f"{self.jobset}-{task.role}-0-{task.index}.{self.subdomain}"
 
 
 def says_a_task(environment: Environment) -> bool:
-    """Whether the pod is a task in a run of several pods; each pod of any other indexed Job is a
-    run of its own.
+    """Whether the pod is a task in a run of several pods.
+
+    Each pod of any other indexed Job is a run of its own.
     """
     return bool(environment.get(INDEX) and environment.get(TYPE))
 

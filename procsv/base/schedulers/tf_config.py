@@ -31,7 +31,10 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """The fields of TF_CONFIG that procsv needs; others (environment, rpc_layer) are only for TensorFlow."""
+    """The fields of TF_CONFIG that procsv needs.
+
+    The others (environment, rpc_layer) are only for TensorFlow.
+    """
 
     cluster: dict[str, list[str]] = {}
     task: _Task | None = None
@@ -50,8 +53,9 @@ class ClusterMember(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """The same for all tasks of the cluster.  It does not change when all restart, because
-        nothing shows that.
+        """Identifies the cluster; it is the same for all tasks of the cluster.
+
+        It does not change when all tasks restart, because nothing in TF_CONFIG shows a restart.
         """
         text = json.dumps(self.cluster, sort_keys=True)
         return f"tf-config:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

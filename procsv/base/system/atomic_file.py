@@ -30,10 +30,10 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
 
 
 def create_file(path: Path, data: bytes, mode: int) -> None:
-    """Creates `path` as a whole; FileExistsError if it is there.  The caller syncs its name, if
-    necessary.
+    """Creates `path` as a whole; FileExistsError if it is there.
 
-    A kill before the link leaves a dot-file that nobody reads.
+    The caller syncs its name, if necessary.  A kill before the link leaves a dot-file that nobody
+    reads.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     disk.write_file(draft, (data,), mode, durable=True, replace=True)
@@ -41,17 +41,17 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
         disk.link(draft, path)
     except FileExistsError:
         raise
-    except OSError:  # no hard links.  A kill in write_file then leaves a part of the file, which counts as damaged
+    except OSError:  # no hard links.  A kill in this write_file leaves a part of the file; readers take it as damaged
         disk.write_file(path, (data,), mode, durable=True)
     finally:
         disk.unlink_if_there(draft)
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file, so that it is kept for inspection but not read again; returns its new
-    path.
+    """Renames a damaged file and returns its new path.
 
-    Replaces a file that was set aside before.
+    The file is kept for inspection, but not read again.  It replaces a file that was set aside
+    before.
     """
     kept = path.with_name(f"{path.name}.damaged")
     disk.rename(path, kept)

@@ -1,8 +1,7 @@
-"""Read files that somebody else may have put there, such as files in a logdir that was copied from
-elsewhere.
+"""Read files that somebody else may have put there, as in a logdir copied from elsewhere.
 
-A FIFO would block its reader, a device may never end, a link leads to another directory, and a file
-of terabytes takes all memory.  procsv writes none of them, so this module refuses them.
+A FIFO would block its reader, a device may never end, a link may lead to another directory, and a
+file of terabytes takes all memory.  procsv writes none of these, so this module refuses them.
 """
 
 from __future__ import annotations

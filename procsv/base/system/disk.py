@@ -1,9 +1,9 @@
 """Make all changes to a disk in one place, so that a test can watch, break or replay them.
 
-The checkpoint store and atomic_file.py call it as `disk.rename(…)` and never import a function by
-name, so a substitute for a function takes effect everywhere.  The first part has single operations
-of the system; the second part combines them.  OSError passes through everything.  Reading does not
-go through here.
+The checkpoint store and atomic_file.py call this module as `disk.rename(…)` and never import a
+function by name.  So if a test replaces a function here, the substitute takes effect everywhere.
+The first part has single operations of the system; the second part combines them.  OSError passes
+through everything.  Reading does not go through here.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def begin_writing_back(fd: int, offset: int, size: int) -> None:
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Lets writes bypass the page cache, whole pages at a time, or go through it again.
+    """Lets writes bypass the page cache, whole pages at a time.
 
-    Returns False if the filesystem does not support it.
+    `on` False: lets writes go through the page cache again.  Returns False if the filesystem does
+    not support it.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
@@ -213,8 +214,9 @@ def remove_tree(path: Path) -> None:
 
 
 def try_to_remove_tree(path: Path) -> None:
-    """Removes a directory if it can.  Used where the directory is harmless, and a later call tries
-    again.
+    """Removes a directory if it can.
+
+    Use it where the directory is harmless, and a later call tries again.
     """
     with contextlib.suppress(OSError):
         remove_tree(path)

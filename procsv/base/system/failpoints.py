@@ -4,8 +4,9 @@ The environment variable PROCSV_FAILPOINTS uses the grammar of fail-rs:
 
     checkpoint.before_rename=1*kill;trainer.copy=3*off->kill
 
-    name=[N*]action[(argument)][->…]      do the action N times (always, without N), then go on with the part after ->
-    name@3=…                                  only in incarnation 3 of the trainer
+    name=[N*]action[(argument)][->…]   do the action N times (without N: always),
+                                       then go on with the part after ->
+    name@3=…                           only in incarnation 3 of the trainer
 
 Actions: off kill raise sleep await hang stop eio enospc enolck torn.  `await` waits until the file
 named by its argument exists.  `torn` is returned to the caller, which then writes only half of its
@@ -64,7 +65,10 @@ _lock = threading.Lock()
 
 
 def arm(text: str) -> None:
-    """Adds a plan in the variable's grammar while the process runs; it replaces earlier plans of the same names."""
+    """Adds a plan in the variable's grammar while the process runs.
+
+    It replaces earlier plans of the same names.
+    """
     plan = parse(text)
     with _lock:
         _plan.update(plan)
@@ -89,7 +93,10 @@ def declare(*names: str) -> None:
 
 
 def failpoint(name: str) -> bool:
-    """Acts at the point `name` if a plan says so; returns True if the caller must do half its work (`torn`)."""
+    """Acts at the point `name` if a plan says so.
+
+    Returns True if the caller must do only half its work (`torn`).
+    """
     if not _plan or name not in _plan:
         return False
     with _lock:

@@ -29,16 +29,16 @@ class FencedRename:
     """Changes files through a fence's directory.  OSError passes through all methods."""
 
     def __init__(self, home: Path, mark: str = "") -> None:
-        """`home`: the fence's directory.  `mark`: a file in it whose existence shows that the fence
-        is still ours.
+        """`home`: the fence's directory.  `mark`: a file in it that exists while the fence is ours.
 
-        "": the existence of `home` shows that.
+        If `mark` is "", `home` itself exists while the fence is ours.
         """
         self.home, self._mark, self._has_taken = home, mark, False
 
     def place(self, name: str, target: Path) -> None:
-        """Moves a file from the fence's directory into place; does nothing if a killed process has
-        already moved it.
+        """Moves a file from the fence's directory into place.
+
+        Does nothing if a process that was killed later has already moved it.
         """
         try:
             disk.rename(self.home / name, target)
@@ -63,7 +63,10 @@ class FencedRename:
             disk.fsync_path(target.parent)
 
     def take_away(self, path: Path) -> None:
-        """Removes a file if it exists.  Its space is freed when the fence's directory is removed."""
+        """Removes a file if it exists.
+
+        Its space becomes free when the fence's directory is removed.
+        """
         try:
             disk.rename(path, self.home / f"{AWAY}{path.name}")
             self._has_taken = True
@@ -74,7 +77,10 @@ class FencedRename:
             disk.unlink_if_there(path)
 
     def flush_removals(self) -> None:
-        """Syncs removals, so that no power failure undoes them; the files' own directory must be synced, too."""
+        """Syncs removals, so that no power failure undoes them.
+
+        The caller must also sync the directory that the files were in.
+        """
         if self._has_taken:
             self._has_taken = False
             disk.fsync_path(self.home)

@@ -1,6 +1,6 @@
-"""Locks between processes, on files and directories, by flock; a lock file names its holder.
+"""Lock files and directories between processes by flock; a lock file names its holder.
 
-Every process that starts a run, a service or a trainer uses it.  The kernel releases a lock when
+Every process that starts a run, a service or a trainer uses this.  The kernel releases a lock when
 the last process that holds it ends, so a left-over file is not a lock.  A clean release removes the
 file.  Nothing waits without a deadline.
 """
@@ -44,8 +44,9 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks `fd` if the lock is free; returns whether it did.  OSError on a filesystem without
-    locks.
+    """Locks `fd` if the lock is free; returns whether it did.
+
+    OSError on a filesystem without locks.
     """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -55,7 +56,10 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def is_lock_free(fd: int) -> bool:
-    """Whether nobody holds this file's lock exclusively.  `fd`: our own descriptor, which holds no lock."""
+    """Whether no process holds this file's lock exclusively.
+
+    `fd`: our own descriptor, which holds no lock.
+    """
     is_free = try_lock(fd, fcntl.LOCK_SH)  # shared, so that several processes may check at the same time
     if is_free:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -63,10 +67,11 @@ def is_lock_free(fd: int) -> bool:
 
 
 def _lock_exclusively(fd: int) -> bool:
-    """Locks `fd` exclusively; False if another process holds the lock exclusively.
+    """Locks `fd` exclusively.
 
-    Tries again for a while if the lock is shared, because a process that only checks it (`is_held`)
-    shares it for an instant.
+    Returns False at once if another process holds the lock exclusively.  If processes only share
+    the lock, tries again for about two seconds, and then returns False.  A process that only checks
+    the lock (`is_held`) shares it for an instant.
     """
     pause = threading.Event()
     for tries in range(YIELDS_MAX + PAUSES_MAX):
@@ -83,8 +88,9 @@ def _lock_exclusively(fd: int) -> bool:
 
 
 class FileLock:
-    """One exclusive lock.  It is held as long as this process, or a child that inherited it, has
-    its descriptor.
+    """One exclusive lock on a file.
+
+    A process holds the lock as long as it, or a child that inherited the descriptor, has it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,9 +98,10 @@ class FileLock:
         self.fd = -1
 
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
-        """Takes the lock, or returns False: at once, or within two seconds if others only check it.
+        """Takes the lock; returns whether it did.
 
-        FileNotFoundError if its directory is gone.
+        Returns False at once if another process holds the lock, and after two seconds if processes
+        keep checking it.  FileNotFoundError if the directory is gone.
 
         `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the
         lock soon, so other processes may wait for it.
@@ -115,7 +122,10 @@ class FileLock:
             self.release_lock()
 
     def _write_holder(self, holder: bytes) -> None:
-        """Writes down who holds the lock.  On a full disk the name is missing, but the lock is held."""
+        """Writes down who holds the lock.
+
+        On a full disk the name is missing, but the lock is held.
+        """
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, holder, 0)
@@ -127,9 +137,9 @@ class FileLock:
     def relock(self) -> bool:
         """Locks the file that is now at the path, if ours was removed or replaced.
 
-        Returns True if we now hold the lock of the file at the path.  Otherwise another process
-        holds it, and nothing has changed.  OSError if no file can be created.  Processes that have
-        inherited the old file keep that one locked.
+        Returns True if we now hold the lock of the file at the path.  Returns False, and changes
+        nothing, if another process holds it.  OSError if no file can be created.  Processes that
+        have inherited the old file keep the old file locked.
         """
         if self.is_in_place():
             return True
@@ -143,8 +153,9 @@ class FileLock:
         return True
 
     def holder(self) -> Holder | None:
-        """Returns the holder that the file names; only meaningful while some process holds the
-        lock.
+        """Returns the holder that the file names; None if it names none.
+
+        This is only meaningful while some process holds the lock.
         """
         try:
             return decode_json(self.path.read_bytes(), Holder)
@@ -198,16 +209,16 @@ class FileLock:
 class DirectoryLock:
     """A lock on a directory itself, which needs no file and moves with the directory.
 
-    It is held as long as this process, or one that inherited it, has its descriptor.  On a network
-    filesystem another machine may not see it.
+    It is held as long as this process, or a process that inherited the descriptor, has it open.  On
+    a network filesystem another machine may not see the lock.
     """
 
     def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
-        """`fd`: an inherited descriptor, or one sent by the holder.
+        """`fd`: a descriptor that we inherited, or that the holder has sent.
 
-        `is_firm`: the filesystem seems to have locks; otherwise every process that has the
-        directory open counts as a holder.  `is_shared`: other processes may have the lock, too; it
-        then keeps out only a process that wants the directory for itself (`held_alone`).
+        `is_firm`: the filesystem seems to have locks.  If it has none, every process that has the
+        directory open counts as a holder.  `is_shared`: other processes may have the lock, too.  It
+        then only keeps out a process that wants the directory for itself (`held_alone`).
         """
         self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
@@ -232,7 +243,10 @@ class DirectoryLock:
         return True
 
     def is_held(self) -> bool:
-        """Whether a process here, in any container, holds the lock for itself.  OSError if that is unknown."""
+        """Whether a process on this machine, in any container, holds the lock exclusively.
+
+        OSError if that is unknown.
+        """
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return not is_lock_free(fd)
@@ -240,9 +254,9 @@ class DirectoryLock:
             os.close(fd)
 
     def relock(self) -> None:
-        """Locks the directory that is now at the path, if it is another one or our descriptor is
-        stale.
+        """Locks the directory that is now at the path.
 
+        Does nothing if it is the one that we have locked and our descriptor is not stale.
         Processes that have inherited our lock keep the lock on the old directory.
         """
         with contextlib.suppress(OSError):  # there is no directory, or it cannot be checked now; the caller tries again
@@ -260,7 +274,10 @@ class DirectoryLock:
         return self.fd >= 0 and stale.lies_at(self.fd, self.path)
 
     def is_deleted(self) -> bool:
-        """Whether the directory that we have locked was deleted, and not only moved or unmounted."""
+        """Whether the directory that we have locked was deleted.
+
+        False if it was only moved or unmounted.
+        """
         there = stale.stat_open(self.fd) if self.fd >= 0 else None  # unknown if the handle is stale
         return there is not None and there.st_nlink == 0
 

@@ -1,9 +1,10 @@
-"""Protect standard output and error from a full disk and a stale descriptor.
+"""Protect standard output and error from a full disk and from a stale descriptor (stale.py).
 
-Every process whose output goes to a log file in the logdir (trainer and services) calls
-`keep_output_going` first.  A log with a stale descriptor is reopened.  A write that the disk
-refuses is dropped and counted, because training is worth more than output.  Lines appear as they
-are printed, not when a buffer is full, so `procsv logs -f` and the terminal are up to date.
+The trainer and the services, whose output goes to a log file in the logdir, call
+`keep_output_going` first.  If the descriptor of the log is stale, the log is reopened.  If the disk
+refuses a write, the write is dropped and counted, because training is worth more than output.
+Lines appear as they are printed, not when a buffer is full, so `procsv logs -f` and the terminal
+are up to date.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class LogOutput(io.FileIO):
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process immediately, because a normal exit of the interpreter takes a tenth of a second."""
+    """Ends this process immediately.
+
+    A normal exit of the interpreter takes a tenth of a second.
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -1,8 +1,7 @@
-"""Read the state of processes and threads from /proc, and find out whether a program's threads have
-run.
+"""Read the state of processes and threads from /proc.
 
-The threads of procsv and of ZeroMQ are left out.  They are recognised by name: `name_own_thread`
-names procsv's, and ZeroMQ names its own.
+`tree_activity` shows whether a program's threads have run.  It leaves out the threads of procsv and
+of ZeroMQ, and recognises them by name: `name_own_thread` names procsv's, and ZeroMQ names its own.
 """
 
 from __future__ import annotations
@@ -32,20 +31,26 @@ def read_stat(directory: Path | str, pid: int) -> tuple[str, float]:
 
 
 def process_state(pid: int) -> str:
-    """Returns the letter of a process's state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
+    """Returns the letter of a process's state in /proc: R, S, D, T …
+
+    psutil.NoSuchProcess if the process is gone.
+    """
     return read_stat(f"/proc/{pid}", pid)[0]
 
 
 def thread_states(pid: int) -> set[str]:
-    """Returns the state letters of a process's threads; psutil.NoSuchProcess if it, or a thread, is gone."""
+    """Returns the state letters of a process's threads.
+
+    psutil.NoSuchProcess if the process, or one of the threads, is gone.
+    """
     return {read_stat(task, pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file open, removed or not; PermissionError for another user's
-    process.
+    """Whether a process has the file open, removed or not.
 
-    /proc shows real paths, but `path` may lead through a symbolic link.
+    PermissionError for another user's process.  `path` may lead through a symbolic link, although
+    /proc shows real paths.
     """
     real = os.path.realpath(path)
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -70,11 +75,10 @@ def name_own_thread() -> None:
 
 
 def tree_activity(pid: int) -> int | None:
-    """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is
-    not visible.
+    """Returns a number that changes when a thread of `pid` or of a descendant has run.
 
-    The count of context switches shows that a thread has run.  CPU time shows it for a thread that
-    is never switched away.
+    None if that is not visible.  The count of context switches shows that a thread has run.  CPU
+    time shows it for a thread that is never switched away.
     """
     seen: list[tuple[int, str]] = []
     for member in (pid, *(process.pid for process in descendants(pid))):

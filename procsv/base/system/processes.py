@@ -4,13 +4,14 @@ The watchdog uses it, and starts and signals processes only through it.  It neve
 that may have been reused.
 
 It also sets limits of this process.  In a run on several machines, strangers may connect to a port
-of a watchdog or of the checkpoint service.  So these raise their descriptor limit, and the
-processes that they start get the user's limit back.  They also have keys in memory, so they forbid
+of a watchdog or of the checkpoint service.  So these two raise their descriptor limit, and give the
+user's limit back to the processes that they start.  They also have keys in memory, so they forbid
 core dumps.
 
-Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's
-named semaphores and shared memory once every process at the other end of its pipe is dead.  If it
-were killed together with the others, each crash would leave them in /dev/shm.
+Resource trackers of multiprocessing are spared.  A tracker is a child of its program.  It unlinks
+the program's named semaphores and shared memory once every process at the other end of its pipe is
+dead.  If a kill hit the tracker together with the other processes, each crash would leave these
+objects in /dev/shm.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class AdoptedChild:
 
 
 class Child:
-    """A child process with its pidfd, in a session of its own so that terminal signals reach only the watchdog."""
+    """A child process with its pidfd.
+
+    It has a session of its own, so that terminal signals reach only the watchdog.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes] | AdoptedChild) -> None:
         self._process = process
@@ -114,10 +118,9 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def _signal_main_thread(self, number: int) -> bool:
-        """Sends a signal to the main thread, so that no other thread takes it; returns whether that
-        worked.
+        """Sends a signal to the main thread, so that no other thread takes it.
 
-        The pid cannot be reused before the child is reaped.
+        Returns whether that worked.  The pid cannot be reused before the child is reaped.
         """
         call = TGKILL.get(platform.machine())
         return call is not None and ctypes.CDLL(None).syscall(call, self.pid, self.pid, number) == 0
@@ -175,10 +178,9 @@ class ExternalProcess:
         return bool(poller.poll(0))
 
     def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
-        """Signals the process, its descendants, and its process group if it leads one; nothing if
-        it is dead.
+        """Signals the process, its descendants, and its process group if it leads one.
 
-        `sparing`: pids of descendants that get no signal.
+        Does nothing if the process is dead.  `sparing`: pids of descendants that get no signal.
         """
         if self.has_ended():
             return
@@ -211,11 +213,10 @@ def spawn(
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Starts `argv` in a session of its own, with empty standard input or `stdin`, and output
-    appended to `log`.
+    """Starts `argv` in a session of its own, and appends its output to `log`.
 
-    `log=None`: the child shares our output.  Call it from the main thread.  OSError (EAGAIN,
-    EMFILE, ENOMEM) passes through.
+    `log=None`: the child shares our output.  `stdin`: its standard input, by default empty.  Call
+    this from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
     """
     output: int | None = None
     if log is not None:
@@ -252,9 +253,9 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Sends SIGKILL to a group, but spares trackers, unless no descriptor is left to recognise
-    them.
+    """Sends SIGKILL to a group, but spares resource trackers.
 
+    If no descriptor is left to recognise trackers, or the group keeps forking, it kills them, too.
     ProcessLookupError if there is no such group, PermissionError if it belongs to another user.
     """
     try:
@@ -267,7 +268,10 @@ def kill_group(group: int) -> None:
 
 
 def _kill_others(group: int) -> bool:
-    """Kills all processes of a group but trackers; returns False if it keeps forking others."""
+    """Kills all processes of a group but trackers.
+
+    Returns False if the group still has others after ROUNDS_MAX rounds, because it keeps forking.
+    """
     for _ in range(ROUNDS_MAX):
         others = [pid for pid in _members(group) if not is_tracker(pid)]
         for pid in others:
@@ -279,8 +283,9 @@ def _kill_others(group: int) -> bool:
 
 
 def check_pidfd() -> None:
-    """Raises UserError if this system has no pidfds, because otherwise every start of a process
-    would fail.
+    """Raises UserError if this system has no pidfds.
+
+    Without them every start of a process would fail.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -322,7 +327,10 @@ def check_descriptors() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises our descriptor limit to what is permitted, because strangers may connect to our port."""
+    """Raises our descriptor limit to what is permitted.
+
+    We need more descriptors because strangers may connect to our port.
+    """
     global _users_limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (most := min(hard, DESCRIPTORS_MAX)):
@@ -331,8 +339,9 @@ def raise_descriptor_limit() -> None:
 
 
 def give_back_limit(pid: int = 0) -> None:
-    """Restores the user's descriptor limit for a new child; with 0, for this process before it
-    calls exec.
+    """Restores the user's descriptor limit for a new child.
+
+    With pid 0, for this process before it calls exec.
     """
     if _users_limit is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -17,7 +17,10 @@ _lock = threading.Lock()
 
 
 def advance() -> None:
-    """Counts one more piece.  Any thread may call it; two simultaneous calls may count as one, which is harmless."""
+    """Counts one more piece.
+
+    Any thread may call it.  Two simultaneous calls may count as one, which is harmless.
+    """
     global _count
     _count += 1
 
@@ -29,7 +32,10 @@ def value() -> int | None:
 
 @contextlib.contextmanager
 def untracked() -> Iterator[None]:
-    """Marks a call of a library or the system that may take any time and cannot advance the count."""
+    """Marks a call of a library or of the system that cannot advance the count.
+
+    Such a call may take any time.
+    """
     global _untracked
     with _lock:
         _untracked += 1

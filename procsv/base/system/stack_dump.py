@@ -22,7 +22,10 @@ STDERR = 2
 
 
 class DumpFile:
-    """The file for the stacks.  It stays open while it is armed, because the handlers know only its descriptor."""
+    """The file for the stacks.
+
+    It stays open while it is armed, because the handlers know only its descriptor.
+    """
 
     def __init__(self, path: Path, *, takes_signals: bool) -> None:
         """`takes_signals`: dump also at DUMP_SIGNAL and MAIN_DUMP_SIGNAL, not only at a crash."""
@@ -33,8 +36,8 @@ class DumpFile:
     def renew_file(self) -> None:
         """Opens a new file if there is none, or if somebody has removed it.
 
-        While none can be opened, it keeps the removed file, or dumps to standard error if it has
-        none.
+        If none can be opened, keeps the removed file.  If there was none before, dumps to standard
+        error.
         """
         if self._file is not None and _is_in_place(self._file, self._path):
             return
@@ -63,8 +66,9 @@ def arm(path: Path) -> DumpFile:
 
 
 def arm_unless_armed(path: Path) -> DumpFile | None:
-    """Like `arm`, but dumps only at crashes, and does nothing if the program uses faulthandler
-    itself.
+    """Like `arm`, but dumps only at crashes.
+
+    Does nothing and returns None if the program uses faulthandler itself.
     """
     return None if faulthandler.is_enabled() else DumpFile(path, takes_signals=False)
 

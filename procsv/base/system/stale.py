@@ -1,9 +1,9 @@
 """Handle stale descriptors (ESTALE).
 
-A network filesystem reports them for a file that was replaced or removed, or if its server has
-exported the filesystem anew.  A stale descriptor stays stale: fstat, read, write, fsync and even
-close fail.  The path leads to the present file, so a process that keeps a descriptor must reopen
-it.  Data that the server never received is lost.
+On a network filesystem, a descriptor becomes stale if its file was replaced or removed, or if the
+server has exported the filesystem again.  It stays stale: fstat, read, write, fsync and even close
+fail.  The path leads to the present file, so a process that keeps a descriptor must reopen the
+file.  Data that the server never received is lost.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def close(fd: int) -> None:
 
 
 def try_again(read: Callable[[], T]) -> T:
-    """Calls `read`, which opens and reads a file; tries again if another machine has replaced the
-    file in between.
+    """Calls `read`, which opens and reads a file, and returns its result.
+
+    Tries again if another machine has replaced the file between open and read.
     """
     for _ in range(TRIES_MAX - 1):
         try:
@@ -75,7 +76,10 @@ def reopen(fd: int) -> bool:
 
 
 def lies_at(fd: int, path: Path) -> bool:
-    """Whether the open file is the one that is now at `path`; False also if the descriptor is stale."""
+    """Whether the open file is the file that is now at `path`.
+
+    False also if the descriptor is stale.
+    """
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError as error:

@@ -29,7 +29,11 @@ _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A program.  Kinds module and function have `module`, kind path has `path` (absolute); the others are ""."""
+    """A program.
+
+    Kinds module and function have `module`, and kind function also `function`.  Kind path has
+    `path` (absolute).  The other fields are "".
+    """
 
     kind: Literal["module", "path", "function"]
     text: str  # as the user wrote it
@@ -51,7 +55,10 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def parse_target(text: str, cwd: Path) -> Target:
-    """Parses TARGET; UserError if it is invalid.  Looks at files only to see whether `text` names one."""
+    """Parses TARGET; UserError if it is invalid.
+
+    Looks at files only to see whether `text` names one.
+    """
     if not text:
         raise UserError(f"TARGET is empty; {FORMS}")
     file = text.partition(":")[0]
@@ -66,7 +73,10 @@ def parse_target(text: str, cwd: Path) -> Target:
 
 
 def find_target(text: str, cwd: Path, sys_path: Sequence[str] | None = None) -> Target:
-    """Parses TARGET and checks that the program exists; UserError says what was searched for, and where."""
+    """Parses TARGET and checks that the program exists.
+
+    UserError says what was searched for, and where.
+    """
     target = parse_target(text, cwd)
     if target.kind == "path":
         _check_path(target, cwd)
@@ -97,7 +107,10 @@ def _check_path(target: Target, cwd: Path) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether python runs the __main__ in this file, whatever its name: a zipapp often has no suffix."""
+    """Whether python runs the __main__ in this file.
+
+    Its name does not matter: a zipapp often has no suffix.
+    """
     return path.is_file() and zipfile.is_zipfile(path)
 
 

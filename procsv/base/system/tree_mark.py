@@ -31,11 +31,13 @@ def has_mark(environ: bytes, mark: str) -> bool:
 def is_of_run(environ: bytes, mark: str, *, holds_lock: bool, is_init: bool) -> bool:
     """Whether an orphan that has become the watchdog's child belongs to the run whose id is `mark`.
 
-    `holds_lock`: the process has inherited a lock of the run.  `is_init`: the watchdog is the first
-    process of a container, so that any orphan there becomes its child, such as remains of `kubectl
-    exec`.  If it is not, its orphans are its own descendants, and one with an empty environment
-    must come from the program.  One with an environment but no mark comes from a command of
-    --on-event, or from the shell that has replaced itself by the watchdog (exec).
+    `holds_lock`: the process has inherited a lock of the run.
+
+    `is_init`: the watchdog is the first process of a container.  Then any orphan in the container
+    becomes its child, such as what `kubectl exec` leaves.  If the watchdog is not the first
+    process, its orphans are its own descendants.  An orphan with an empty environment must then
+    come from the program.  An orphan with an environment but without the mark comes from a command
+    of --on-event, or from the shell that has replaced itself by the watchdog (exec).
     """
     return holds_lock or has_mark(environ, mark) or not (is_init or environ.strip(b"\0"))
 
@@ -56,7 +58,10 @@ def add_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def remove_mark(environment: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Returns `environment` without `mark`, so that `find_marked` skips the processes, even if we have the mark."""
+    """Returns `environment` without `mark`, even if this process itself has the mark.
+
+    `find_marked` then skips the processes that get this environment.
+    """
     others = _others(environment, mark)
     rest = {name: value for name, value in environment.items() if name != VARIABLE}
     return {**rest, VARIABLE: ":".join(others)} if others else rest
@@ -69,9 +74,9 @@ def _others(environment: Mapping[str, str], mark: str) -> list[str]:
 def find_marked(mark: str) -> list[ExternalProcess]:
     """Finds our user's live processes with that mark, except this one and its ancestors.
 
-    Skips other mount namespaces: a container that shares our /proc may have a copy of the run's
-    directory, with the same id, and its processes are not ours to end.  The caller must close each
-    result.
+    Skips processes in other mount namespaces.  A container that shares our /proc may have a copy of
+    the run's directory, with the same id, and its processes are not ours to end.  The caller must
+    close each result.
     """
     spared, mounts = {os.getpid(), *_parents()}, mount_namespace()
     found = []
