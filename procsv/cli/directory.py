@@ -184,7 +184,7 @@ def ask_watchdog(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) ->
 
     socket_path = run.paths.control_socket
     if not os.access(socket_path, os.W_OK):
-        return None  # no socket, or another user's
+        return None  # there is no socket, or it belongs to another user
     clock, context = SystemClock(), new_context()
     client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:

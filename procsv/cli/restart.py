@@ -51,7 +51,7 @@ def _wait_for_next(directory: str, before: RunFile) -> RunFile:
     """Wait until the next attempt has started or the run has ended, and return the run as it is
     then.
 
-    There is no deadline here, because the watchdog has deadlines for a restart.
+    This function sets no deadline, because the watchdog sets the deadlines of a restart.
     """
     pause = threading.Event()
     while True:

@@ -90,7 +90,7 @@ def _open_launch(run: RunFile) -> tuple[int, int] | None:
     """
     for outlives_login in (False, True):  # the lock of `procsv launch`, and of `procsv launch --detach`
         lock = FileLock(find_paths(run.paths.logdir, outlives_login=outlives_login).run_lock)
-        with contextlib.suppress(OSError):  # another user's, or it has just ended
+        with contextlib.suppress(OSError):  # the lock is another user's, or the launch has just ended
             holder = lock.holder() if lock.is_held() else None
             if holder is None or holder.is_brief or (holder.pid == run.pid and run.is_active):
                 continue

@@ -36,7 +36,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class TrainingSpan(msgspec.Struct):
-    """A stretch of one attempt's training, without interruption, from the end of a step on."""
+    """An uninterrupted stretch of one attempt's training, after the end of `first_step`."""
 
     incarnation: int
     start_s: float

@@ -4,13 +4,16 @@ Used by `procsv report`, by its HTML page, and by drills. Pure: journal lines in
 knows no file and no clock.
 
     kept      training whose steps are in the result, or in the state that the next start resumes
-    redone    training that a crash lost and that had to be done again starting  from `procsv
-    launch`, or the start of a trainer, to the end of its first step: imports, restore, compile down
-    no trainer: from a death to the next start, and from the last trainer's end to the end of the
-    run; or no session: the connection to a server was lost, and the next session has not finished
-    its first step stalled   a trainer that hung, from its last progress to its death; or a trainer
-    stopped by a signal (SIGSTOP) stopped   no run was active: between two launches. If a task
-    survived its launch and the next               launch adopted it, this time is not stopped.
+    redone    training that a crash lost and that had to be done again
+    starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports,
+              restore, compile
+    down      no trainer: from a death to the next start, and from the last trainer's end to the end
+              of the run; or no session: the connection to a server was lost, and the next session
+              has not finished its first step
+    stalled   a trainer that hung, from its last progress to its death; or a trainer stopped by a
+              signal (SIGSTOP)
+    stopped   no run was active: between two launches. If a task survived its launch and the next
+              launch adopted it, this time is not stopped.
 
 If a run has several tasks, its account is the account of the task whose state is saved. Each task
 also has an account of its own, over the same time. There, the running time of a server or an
