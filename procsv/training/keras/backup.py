@@ -60,8 +60,8 @@ def strange_strategy(model: Any) -> str:
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
     """A `keras.callbacks.BackupAndRestore` that resumes a fit at the batch after its last snapshot.
 
-    Besides model and optimizer it restores the metrics, the place in the data, the other callbacks
-    and the random seeds.
+    It restores model and optimizer, and also the metrics, the place in the data, the other
+    callbacks and the random seeds.
     """
 
     def __init__(
@@ -140,7 +140,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         return copy.copy(self)
 
     def make_fit(self, callbacks: Any, epochs: Epochs) -> Fit | None:
-        """Create the Fit for a call of `fit` that is starting. The hooks call this."""
+        """Create the Fit for a call of `fit` that is starting; return None if this callback is off.
+
+        hooks.py calls this.
+        """
         if self.save_freq is False:
             return None
         if strategy := strange_strategy(self.model):
@@ -156,7 +159,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         kind = kind_of(self.named, self.model, epochs.shape) if self.named is not None else None
         return Fit(self._runtime, self._options, callbacks, self, epochs, numbers.begin_fit(directory, kind))
 
-    # The hooks do what Keras' own methods would do. Only Keras' counters are kept here.
+    # hooks.py does what Keras' own methods would do. These methods only keep Keras' counters up to date.
     def on_train_begin(self, logs: Any = None) -> None: ...
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -184,10 +187,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
 # -- the drop-in, in a program that does not know procsv ---------------------------------------------------------
 def look_after_fits() -> str:
-    """Protect all fits under `procsv launch`. Return what this Keras lacks for that, or "".
+    """Protect all fits under `procsv launch`.
 
-    A standby also calls this, before it is a trainer. So the run is looked up only when a fit
-    begins.
+    Return the private names of Keras that this needs and that this Keras lacks, separated by
+    commas; "" if it lacks none. A standby also calls this, before it becomes the trainer. So procsv
+    looks up the run only when a fit begins.
     """
     if not private.missing:
         hooks.apply_hooks(DropInBackup)
@@ -205,7 +209,7 @@ def _find_attempt() -> tuple[str, Any] | None:
 
 
 class DropInBackup(BackupAndRestore):
-    """procsv's BackupAndRestore. If procsv cannot protect the fit, it acts like Keras' own."""
+    """procsv's BackupAndRestore, which acts like Keras' own if procsv cannot protect the fit."""
 
     __qualname__ = "BackupAndRestore"  # the name in saved states and messages
 
@@ -261,7 +265,10 @@ class DropInBackup(BackupAndRestore):
 
 
 def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
-    """Create the Fit for a `fit` without a BackupAndRestore, if procsv can protect it."""
+    """Create the Fit for a `fit` without a BackupAndRestore.
+
+    Return None if procsv cannot protect it.
+    """
     runtime, model = current(), callbacks.model
     if runtime is None:
         return None  # a child process of the program
@@ -274,7 +281,8 @@ def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
         say_once(f"procsv does not protect a model.fit: {why}")
         return None
     own = BackupAndRestore()
-    own.named = None  # Keras would not resume a fit that is called again, either
+    # A program without a BackupAndRestore does not expect that a fit resumes when it is called again after an exception.
+    own.named = None
     own.set_model(model)
     say_once(f"procsv protects model.fit: it takes snapshots of its state and saves them in {own.backup_dir}")
     private.call_synchronously(callbacks)

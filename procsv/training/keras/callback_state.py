@@ -16,11 +16,14 @@ process: paths, pids, files, threads, functions. A number or text that only `on_
 too. A saved value carries its `first` and `start` marks. It is restored if today's marks are equal.
 Otherwise the program now passes another value, and the program's value wins.
 
-An attribute may be an object of the program's own (a dataclass, or a class of the program or of the
-callback's package), or a method of one. Its fields count as attributes of the callback, under names
-like `stats.total`. Values go into the objects that today's program made: procsv never makes an
-object of a class that a file names. An attribute of the callback's class, which all callbacks of
-that class share, is state in the same way. This module does not depend on Keras.
+An attribute may be an object of the program's own: of a dataclass, or of a class of the program or
+of the callback's package. It may also be a method of such an object. The fields of the object count
+as attributes of the callback, under names like `stats.total`. Values go into the objects that
+today's program made: procsv never makes an object of a class that a file names. An attribute of the
+callback's class, which all callbacks of that class share, is state in the same way.
+
+This module does not depend on Keras. callback_variables.py finds variables of TensorFlow and Keras
+in the attributes.
 """
 
 from __future__ import annotations
@@ -98,7 +101,9 @@ class Baseline:
         self._outside = {name: (read, _outline(read())) for name, read in _find_outside(callback).items()}
 
     def find_changed_outside(self) -> list[str]:
-        """Return the names of variables and containers outside it that the fit has changed."""
+        """Return the names of variables, containers and objects outside of the callback that the
+        fit has changed.
+        """
         return [name for name, (read, before) in self._outside.items() if _outline(read()) != before]
 
     def is_set_at_begin(self, name: str) -> bool:
@@ -109,7 +114,9 @@ class Baseline:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 
     def _read_settings(self, callback: Any) -> dict[str, ValueMark]:
-        """Read the marks of constructor arguments that became attributes of the same name, except paths."""
+        """Read the marks of constructor arguments that became attributes of the same name, except
+        paths.
+        """
         try:
             parameters = inspect.signature(type(callback)).parameters
         except (TypeError, ValueError):  # a class without a Python signature
@@ -118,7 +125,7 @@ class Baseline:
         return {name: one for name, one in marks.items() if not _is_opaque(one) and not names_path(one)}
 
     def read_state(self, callback: Any, *, shares_arrays: bool = False) -> tuple[dict[str, SavedValue], dict[str, str]]:
-        """Return the state by name, and for other changed values why they are not kept.
+        """Return the state by name. For each other changed value, return why it is not kept.
 
         `shares_arrays`: the callback never changes an array in place.
         """
@@ -245,11 +252,11 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
 
 
 def _find_outside(callback: Any) -> dict[str, Callable[[], Any]]:
-    """Return what the functions of a callback may change outside of it, by name, with a function
-    that reads it.
+    """Find what the functions of a callback may change outside of the callback.
 
-    These are lists and the like that they name, and globals and variables of closures that they
-    set.
+    Return a function for each name, which reads the present value. The names are those of
+    containers and of the program's own objects that the functions use, and of globals and closure
+    variables that the functions set.
     """
     holders = [callback, *filter(is_own, type(callback).__mro__)]
     functions = [
@@ -283,9 +290,11 @@ def _content_of(cell: Any) -> Any:
 
 
 def _outline(value: Any, depth: int = 3) -> Any:
-    """Return how many items a container has, and which: numbers and texts themselves, others by id.
+    """Return a cheap description of a value, to compare with a later one.
 
-    For a large container, return only its size.
+    Numbers and texts describe themselves. A container is described by its items, and an object of
+    the program's own by its attributes. Items deep inside, and other objects, are described by
+    their ids, and a container of more than ITEMS_MAX items only by its size.
     """
     if is_scalar(value):
         return value
@@ -335,7 +344,7 @@ def _is_own(value: Any, homes: set[str]) -> bool:
 def take_apart(value: Any) -> tuple[str, Any]:
     """Return a form and the plain values that restore `value` into today's object of its class.
 
-    The form "" stands for the value itself.
+    With the form "", the plain value is `value` itself.
     """
     if isinstance(value, enum.Enum):
         return "member", value.name
@@ -440,9 +449,10 @@ OF_PROCESS: dict[type, Callable[[Any], str]] = {**PATHS, int: _refuse_pid}
 
 
 def refusals_of(name: str) -> Mapping[type, Callable[[Any], str]]:
-    """Return what an attribute of this name must not hold.
+    """Return functions, by type of value, that say why an attribute of this name cannot be saved.
 
-    Only the name distinguishes a process id from a number that equals it by chance.
+    A number that equals the process id may do so by chance. So it counts as a process id only if
+    the name contains "pid".
     """
     return OF_PROCESS if "pid" in name.lower() else PATHS
 

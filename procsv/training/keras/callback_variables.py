@@ -1,7 +1,9 @@
-"""Find the variables that the program's callbacks hold: a second model, averages of weights, a metric.
+"""Find the variables that the program's callbacks hold.
 
-state.py saves and restores them beside those of the fit's model. callbacks.py names the variables
-that cannot be saved. A callback with `get_state` and `set_state` saves its variables itself.
+These are the variables of a second model, of a metric or of an average of weights, for instance.
+state.py saves and restores them together with the fit's own. For variables that cannot be saved,
+callbacks.py logs a line. procsv looks for none in a callback with `get_state` and `set_state`,
+which defines its own state.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from procsv.training.keras.callback_state import find_leaves
 
 HOLDERS = (keras.Layer, keras.metrics.Metric, keras.optimizers.Optimizer, tf.Module)
 GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
-FITS_MODEL = {"model", "_model"}  # where Keras puts the fit's model
+FITS_MODEL = {"model", "_model"}  # the attributes of a callback in which Keras keeps the fit's model
 ITEMS_MAX = 1000  # a larger container is not searched to its end
 DEPTH_MAX = 4  # of containers within containers
 Counts = dict[str, int]

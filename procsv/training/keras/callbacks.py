@@ -1,8 +1,8 @@
 """Save and restore the callbacks of a fit, and cut back the files that Keras' own callbacks write.
 
-fit.py calls this at a snapshot and at a restore, and hooks.py when a fit begins. A callback with
-`get_state` and `set_state` defines its own state. For any other callback, callback_state.py finds
-the state in the attributes.
+hooks.py calls this when a fit begins, and progress.py at a snapshot and at a restore. A callback
+with `get_state` and `set_state` defines its own state. For any other callback, callback_state.py
+finds the state in the attributes, and callback_variables.py the variables in them.
 
 A resumed fit repeats what came after its snapshot, so CSVLogger's rows and TensorBoard's events are
 cut back to what the files held at the snapshot. The state has no paths: procsv looks for the files
@@ -41,7 +41,8 @@ from procsv.training.summaries.marks import mark_once
 
 BASELINE = "_procsv_baseline"  # attribute of a callback
 FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", BASELINE}
-# A Keras callback with a `_set_monitor_op` computes both from its arguments at the end of its first epoch.
+# A Keras callback with a `_set_monitor_op` computes `monitor_op` and `min_delta` from its arguments, at the end of its
+# first epoch.
 FROM_ARGUMENTS = frozenset({"monitor_op", "min_delta", "_set_monitor_op"})
 
 _said = set[tuple[str, str]]()  # callbacks and attributes that were already reported as not kept
@@ -56,12 +57,17 @@ Files = dict[str, Any]  # the files of one callback, as plain values
 
 
 def watched(callbacks: Sequence[Any], model: Any) -> list[Any]:
-    """Return what may have attributes that are state: the callbacks, and a model of the program's own class."""
+    """Return what may have attributes that are state: the callbacks, and a model of the program's
+    own class.
+    """
     return [*callbacks, *([model] if is_own(model) else ())]
 
 
 def mark_fresh(callbacks: Sequence[Any]) -> None:
-    """Mark the callbacks before `on_train_begin`. One without marks is as the program made it."""
+    """Mark the callbacks before `on_train_begin`.
+
+    A callback without marks is as the program made it.
+    """
     for one in callbacks:
         baseline = vars(one).get(BASELINE)
         if baseline is None:
@@ -88,7 +94,9 @@ def mark_again(callbacks: Sequence[Any]) -> None:
 
 
 def is_set_at_begin(callback: Any, name: str) -> bool:
-    """Return whether the callback's `on_train_begin` has set this attribute, as it will in the next attempt."""
+    """Return whether the callback's `on_train_begin` has set this attribute, as it will in the next
+    attempt.
+    """
     baseline: Baseline | None = vars(callback).get(BASELINE)
     return baseline is not None and baseline.is_set_at_begin(name)
 
@@ -135,7 +143,10 @@ def _state_of(callback: Any) -> Any:
 
 
 def counts_of(callback: Any) -> Counts | None:
-    """Return how many variables a callback held after `on_train_begin`; None if procsv does not save them."""
+    """Return how many variables a callback held after `on_train_begin`.
+
+    Return None if procsv does not save them.
+    """
     is_skipped = _is_of_keras(callback) or _has_own_state(callback)
     return None if is_skipped else _baseline_of(callback).variables
 
@@ -157,7 +168,10 @@ def _find_unsaved(callback: Any) -> tuple[set[str], dict[str, str]]:
 
 
 def read_model(model: Any) -> dict[str, Any]:
-    """Return the attributes that the fit has changed in a model of the program's own class."""
+    """Return the attributes that the fit has changed in a model of the program's own class.
+
+    Return {} for a model of a class of Keras.
+    """
     if BASELINE not in vars(model):
         return {}
     state, unkept = _baseline_of(model).read_state(model)
@@ -195,7 +209,11 @@ def kinds_of(callbacks: Sequence[Any]) -> list[str]:
 
 
 def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], other_calls: list[list[str]]) -> None:
-    """Raise UserError unless these are the saved callbacks or, by kind, another call's."""
+    """Raise UserError if the classes of the callbacks are not the saved ones, in the same order.
+
+    `other_calls` has the classes of the callbacks in other calls of this fit. They are accepted,
+    too.
+    """
     now, before = kinds_of(callbacks), [kind for kind, _ in saved]
     if now != before and now not in other_calls:
         raise UserError(
@@ -206,17 +224,20 @@ def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], othe
 
 
 def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_over: bool = False) -> None:
-    """Restore the callbacks. One without a saved state of its class is left as it is.
+    """Restore the callbacks. A callback without a saved state of its class keeps its present state.
 
-    `is_over`: the state is the end of a fit. A later fit may have written to its files, so they are
-    left alone.
+    `is_over`: the state is the end of a fit. A later fit may have written to the callbacks' files,
+    so they are left alone.
     """
     for callback, state in _pair(callbacks, saved):
         _write_state(callback, state, is_over)
 
 
 def _pair(callbacks: Sequence[Any], saved: Sequence[tuple[str, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yield each callback with its saved state: the first one of its class that is left."""
+    """Yield each callback that has a saved state, with that state.
+
+    Several callbacks of one class get the saved states of this class in order.
+    """
     left = list(saved)
     for callback, kind in zip(callbacks, kinds_of(callbacks), strict=True):
         place = next((i for i, (saved_kind, _) in enumerate(left) if saved_kind == kind), None)
@@ -249,7 +270,8 @@ def _keep_best(callback: Any) -> None:
     """Keep the restored `best` while the callback sets its `monitor_op`, at the end of its first
     epoch.
 
-    Where EarlyStopping is no MonitorCallback yet (Keras 3.3), it forgets its best value then.
+    EarlyStopping forgets its best value at that moment in Keras 3.3, where it is not yet a
+    MonitorCallback.
     """
 
     def set_monitor_op() -> None:
@@ -264,8 +286,8 @@ def _keep_best(callback: Any) -> None:
 def _has_its_files(callback: Any, files: Files) -> bool:
     """Return whether the files that a ModelCheckpoint has saved are where it saves now.
 
-    Without them, there is no best model so far. If no file was there either when the state was
-    saved, the checkpoint service may still be writing it.
+    If they are not, there is no best model so far. If the state was saved before the first file was
+    there, the checkpoint service may still be writing this file. The answer is then True.
     """
     path = str(callback.filepath)
     if _has_model(path) or (files["target"] == digest(path) and not files.get("there")):
@@ -275,7 +297,10 @@ def _has_its_files(callback: Any, files: Files) -> bool:
 
 
 def _has_model(path: str) -> bool:
-    """Return whether there is a file where a ModelCheckpoint saves. Of a remote one, assume so."""
+    """Return whether there is a file where a ModelCheckpoint saves.
+
+    For a remote path, return True.
+    """
     target = local_path(path)
     return target is None or any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name)))
 

@@ -100,11 +100,13 @@ def set_by_libraries(bases: tuple[type, ...]) -> frozenset[str]:
 
 
 class ContentDigest:
-    """Digests values one by one. `is_whole` is False if some content could not be added."""
+    """Digests values in order. `is_whole` is False if some content could not be added."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self._seen: list[dict[int, int]] = [{}]  # numbers of walked values by id; in a set's item, its own are last
+        # Numbers of the walked values, by id. While an item of a set is digested, the last dictionary has the values of
+        # this item alone.
+        self._seen: list[dict[int, int]] = [{}]
         self._alive: list[Any] = []  # all values that were walked, so that no id is used twice
         self.is_whole = True
 
@@ -131,7 +133,10 @@ class ContentDigest:
         self.add_text(f"{getattr(value, '__module__', '')}.{name}")
 
     def _is_first(self, value: Any) -> bool:
-        """Return whether to walk `value`. A repeated occurrence is added as a reference to the first."""
+        """Return whether to walk `value`.
+
+        A repeated occurrence is added as a reference to the first.
+        """
         for depth, seen in enumerate(self._seen):
             if id(value) in seen:
                 self.add_text(f"again {depth} {seen[id(value)]}")
@@ -268,7 +273,10 @@ class ContentDigest:
             self._add_named(function.__code__, function.__globals__)
 
     def _add_named(self, code: types.CodeType, known: Mapping[str, Any]) -> None:
-        """Add the globals that `code` names. Of a module of the program, add the attributes that it names."""
+        """Add the globals that `code` names.
+
+        Of a module of the program, add the attributes that it names.
+        """
         names = _names_of(code)
         modules = list[types.ModuleType]()
         for name in names:
@@ -277,7 +285,7 @@ class ContentDigest:
             elif name in known:
                 self.add_text(name)
                 self.add_value(known[name])
-        for module in modules:  # which grows below
+        for module in modules:  # the loop appends to `modules`
             self._add_name(module)
             if is_library(module.__name__):
                 continue
@@ -320,7 +328,9 @@ class ContentDigest:
 
     # -- objects ---------------------------------------------------------------------------------------------
     def _add_beside_items(self, value: Any) -> None:
-        """Add the attributes that a container of one of the program's own classes may have beside its items."""
+        """Add the attributes that a container of one of the program's own classes may have beside
+        its items.
+        """
         if not type(value).__module__.startswith(_LIBRARIES):
             for name, item in getattr(value, "__dict__", {}).items():
                 self.add_text(name)
@@ -369,7 +379,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def is_time_of_process(value: float) -> bool:
-    """Return whether a number is a time since this process began, or the standby it forked from."""
+    """Return whether a number is a time after this process, or the standby it forked from, began."""
     return _BEGAN_S <= value <= time.time()  # noqa: TID251  no duration
 
 
@@ -392,7 +402,10 @@ def _hides_content(kind: type, slots: int) -> bool:
 
 
 def _slots_of(kind: type) -> list[str]:
-    """Return the attributes that `__slots__` of `kind` makes; Python renames those that begin with `__`."""
+    """Return the attributes that `__slots__` of `kind` makes.
+
+    Python renames those that begin with `__`.
+    """
     slots = kind.__dict__.get("__slots__", ())
     names = [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
     own = f"_{kind.__name__.lstrip('_')}"

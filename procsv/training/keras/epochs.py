@@ -76,7 +76,7 @@ class Epochs:
 
     @property
     def shape(self) -> list[int | None]:
-        """How the fit takes its data. A resumed fit must take it the same way."""
+        """The numbers that say how the fit takes its data. They are the same in a resumed fit."""
         return [self.steps_per_epoch, self.steps_per_execution, self.num_batches]
 
     @property
@@ -124,7 +124,7 @@ class Epochs:
     def wrap_epoch_hooks(self, begin: Wrapped, end: Wrapped) -> None:
         """In each epoch, call `begin(hook)` and `end(hook)` instead of the PyDataset's two hooks.
 
-        They are `on_epoch_begin` and `on_epoch_end`. `begin` and `end` call the hook themselves.
+        The hooks are `on_epoch_begin` and `on_epoch_end`. `begin` and `end` call them.
         """
         dataset = self.py_dataset
         hooks = {"on_epoch_begin": begin, "on_epoch_end": end}
@@ -160,7 +160,9 @@ class Epochs:
         self.keras_iterator.data_adapter.on_epoch_end()
 
     def _as_from_3_7(self, first: int, current: Any) -> Iterator[Any]:
-        """Enumerate as Keras 3.7 does: an iterator outlives its epoch, even if not used again."""
+        """Enumerate as Keras 3.7 does: an iterator outlives its epoch, even if the next epoch makes
+        another one.
+        """
         size = self.steps_per_execution
         self.set_place(current_iterator=current)
         if first == 0 and self.steps_per_epoch is None:  # between two epochs: the last iterator is no longer used
@@ -228,7 +230,7 @@ class _Hooked:
 
 # -- the functions of a pipeline, and the variables in them ------------------------------------------------------
 def shuffles_itself(dataset: Any) -> bool:
-    """Return whether a PyDataset may change between two epochs."""
+    """Return whether a PyDataset may change between two epochs, in hooks of its own."""
     return any(
         getattr(type(dataset), name, None) is not getattr(keras.utils.PyDataset, name, None)
         for name in ("on_epoch_begin", "on_epoch_end")  # Keras 3.3 has only the second
@@ -258,14 +260,17 @@ def shuffles(dataset: Any) -> bool:
 
 
 def repeats_shuffled(dataset: Any, is_repeated: bool = False) -> bool:
-    """Return whether one iterator over a pipeline shuffles many times."""
+    """Return whether one iterator over a pipeline shuffles many times.
+
+    `is_repeated`: a later step of the pipeline repeats the elements of this one.
+    """
     is_repeated = is_repeated or type(dataset).__name__ == "_RepeatDataset"
     return (is_repeated and shuffles(dataset)) or any(repeats_shuffled(one, is_repeated) for one in dataset._inputs())
 
 
 def caches_random(steps: list[Any], draws: bool) -> bool:
-    """Return whether a pipeline caches elements that are others, or in another order, in each
-    iterator.
+    """Return whether a pipeline caches elements that would differ from iterator to iterator without
+    the cache, or come in another order.
 
     `draws`: the program's functions draw from random generators.
     """
@@ -274,7 +279,7 @@ def caches_random(steps: list[Any], draws: bool) -> bool:
 
 
 def reads_ahead(dataset: Any) -> bool:
-    """Return whether a pipeline, after its last element, reaches its end without being asked for one more."""
+    """Return whether a pipeline reads ahead, and so finds its end before the program asks for it."""
     return any("Prefetch" in type(one).__name__ or "Parallel" in type(one).__name__ for one in steps_of(dataset))
 
 

@@ -2,9 +2,9 @@
 
 hooks.py calls a Fit on the thread that trains. The saved state is restored at the end of the first
 `on_epoch_begin`, after Keras and the callbacks have reset what they reset there. A snapshot is
-taken at the end of `on_train_batch_end`, when all callbacks have seen the step. Between two epochs
-it is taken at the end of the next `on_epoch_begin`, because the changes that the callbacks make
-there belong to it.
+taken at the end of `on_train_batch_end`, when all callbacks have seen the step. A snapshot between
+two epochs is taken at the end of the next `on_epoch_begin`, so that it includes what the callbacks
+change there.
 
 Throughout this package, the *place* of a fit is all of its state that is not in variables: epoch,
 batch, position in the data, callbacks, random state. A dictionary of plain values holds it.
@@ -152,7 +152,8 @@ class Fit:
     def put_back_end(self) -> bool:
         """After `on_epoch_begin`, restore the saved state if it is from the end of an epoch.
 
-        Return whether it is. If so, the callbacks begin the next epoch again, from that state.
+        Return whether it is. If it is, hooks.py calls the callbacks' `on_epoch_begin` once more, so
+        that they begin the next epoch from that state.
         """
         found = self._start.found
         if not self._is_first_epoch or found is None or not found.place["over"]:
@@ -257,8 +258,9 @@ class Fit:
         """End a step, without ever saving a stop request as state.
 
         If the program or a callback stops the fit at this step, do not save the step: after a
-        restart it decides again, from the state before the step. If it stops the fit because the
-        run ends, the next attempt will not stop here, so save the step, but not the stop request.
+        restart the program decides again, from the state before the step. If the program stops the
+        fit because the run ends, save the step, but not the stop request: the next attempt will not
+        stop here.
         """
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"

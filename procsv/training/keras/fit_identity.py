@@ -147,7 +147,9 @@ def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _config_of(one: Any) -> Any:
-    """Return the configuration of `one`, or its plain attributes if Keras cannot describe its class."""
+    """Return the configuration of `one`, or its plain attributes if Keras cannot describe its
+    class.
+    """
     try:
         return one.get_config()
     except (NotImplementedError, TypeError, ValueError, AttributeError):
@@ -158,7 +160,8 @@ def _config_of(one: Any) -> Any:
 def _own_config(layer: Any) -> Any:
     """Return a layer's configuration, or nothing for a model.
 
-    The layers of a model are compared one by one, and its names differ from process to process.
+    `identify` compares each layer of a model on its own. The names in a model's configuration
+    differ from process to process.
     """
     return {} if isinstance(layer, keras.Model) else _config_of(layer)
 
@@ -205,7 +208,8 @@ def _digest(
 ) -> str:
     """Digest `values`, without the objects `known`, which are digested elsewhere.
 
-    `generators` gets the random generators in `values`.
+    Return _UNSEEN if a value hides some of its content, or if `is_known` is False. `generators`
+    gets the random generators in `values`.
     """
     digest = _FitDigest(is_data, generators)
     digest.pass_over(known)
@@ -423,10 +427,10 @@ class Decision(enum.Enum):
 
 
 def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: bool) -> tuple[Decision, str]:
-    """Decide what to do with fit `number` of this attempt.
+    """Decide what to do with fit `number` of this attempt, and if it is trained, say why.
 
-    If the newest state is not used, also return why. `is_again`: an exception ended this fit in
-    this process, and the program calls it once more.
+    `recorded` is None if there is no state. The reason is "" if there is none to tell. `is_again`:
+    an exception ended this fit in this process, and the program calls it once more.
     """
     if recorded is None:
         return Decision.TRAIN, ""

@@ -1,8 +1,9 @@
 """Hook Keras' CallbackList for the fits that procsv protects.
 
-They are the fits that have a BackupAndRestore of procsv, and under `--drop-in` others, too. For all
-other fits the hooks change nothing. They are installed when the first such callback is made, before
-its fit begins, or at once under `--drop-in`.
+procsv protects the fits that have procsv's BackupAndRestore, and under `--drop-in` also fits
+without it. For all other fits the hooks change nothing. The hooks are installed when the program
+makes its first BackupAndRestore, before the fit begins. Under `--drop-in` they are installed at
+once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
 MakeFit = Callable[[Any, Any], Any]  # takes a CallbackList and the fit's Epochs; returns None to leave the fit alone
 
-_kinds: list[Any] = []  # classes of callbacks that protect fits
+_kinds: list[Any] = []  # BackupAndRestore, or DropInBackup, or both
 _applied: list[AttributePatch] = []
-_others: list[MakeFit] = []  # makes the Fit of a fit without such a callback
+_others: list[MakeFit] = []  # one function at most: it makes the Fit of a fit without a BackupAndRestore
 _running: list[tuple[Any, int]] = []  # the current Fits, each with its thread
 
 
@@ -53,7 +54,7 @@ def apply_hooks(kind: Any) -> None:
 
 
 def look_after_others(make_fit: MakeFit) -> None:
-    """Have `make_fit` make the Fit of each fit that has no such callback."""
+    """Have `make_fit` make the Fit of each fit that has no BackupAndRestore of procsv."""
     _others[:] = [make_fit]
 
 
@@ -63,9 +64,9 @@ def fit_of(model: Any) -> Any:
 
 
 def abandon_raised() -> None:
-    """Abandon the fits of this thread that raised while the program went on.
+    """Abandon the fits of this thread that raised an exception, if the program has gone on.
 
-    Call this within the next fit, or outside of any.
+    Call this at the beginning of the next fit, or outside of any fit.
     """
     if fits_under_way() <= 1:
         for one in [one for one in _running if one[1] == threading.get_ident()]:
@@ -242,9 +243,10 @@ def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
 
 
 def epochs_of(frame: FrameType) -> Epochs | None:
-    """Return the data of a `fit` call in `frame`.
+    """Return the data of a `fit` call in `frame`; None if the call has none.
 
-    A thread that predicts may have made another iterator since.
+    The data are read from the frame, because a thread that predicts may have made another iterator
+    since.
     """
     found = frame.f_locals.get(private.EPOCHS)
     return None if found is None else Epochs(found)

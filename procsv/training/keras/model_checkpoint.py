@@ -133,7 +133,7 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
     """Save the model with Keras, and find the layout of the file.
 
-    Raise NoFileLayout if it has none; the file is in place all the same.
+    Raise NoFileLayout if procsv cannot describe the file. The file is in place in that case, too.
     """
     stored: list[tuple[str, Any]] = []
     with noting_stored(lambda name, value: stored.append((name, value))):
@@ -210,7 +210,7 @@ def capture_file(layout: FileLayout) -> Callable[[ParcelWriter], None]:
             parcel.write_at(offset, memoryview(data))
         for number, hole in enumerate(layout.holes):
             parcel.write_at(hole.offset, memoryview(flat_bytes(view_of(tensors[number]))))
-            tensors[number] = None  # releases the view, so that the next update of the variable need not copy it
+            tensors[number] = None  # without this view, the next update of the variable need not copy its memory
 
     return fill
 
@@ -232,10 +232,10 @@ def _read_variables(variables: Sequence[Any]) -> list[Any]:
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """A `keras.callbacks.ModelCheckpoint` that does not hold up the training.
 
-    It takes Keras' arguments. A crash leaves a local file old or new, never in part (not so for
-    whole models as `.h5`, and before Keras 3.10). In a fit that procsv protects, `best` survives a
-    restart. In any other fit, and if a layer saves itself in its own way, Keras writes on the
-    training thread, and a log line says so once.
+    It takes Keras' arguments. After a crash, a local file is the old one or the new one, and never
+    a part of one. Two cases are excepted: a whole model as `.h5`, and Keras before 3.10. In a fit
+    that procsv protects, `best` survives a restart. In any other fit, and if a layer saves itself
+    in its own way, Keras writes on the training thread, and a log line says so once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

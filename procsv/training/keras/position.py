@@ -53,7 +53,7 @@ Way = Literal["replay", "iterator", "none"]
 Step = Any  # one call of the training function: the numbers of its batches and their iterator
 
 TELL_AFTER_S = 2.0  # a replay that lasts longer is reported, with its remaining time
-ENDS_BYTES_MAX = 4 << 20  # most that is kept of random states at epoch hooks; of later epochs the order is not restored
+ENDS_BYTES_MAX = 4 << 20  # of random states at epoch hooks; beyond this, the order of later epochs is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # large variables of the data that were already reported
@@ -87,7 +87,10 @@ class _Own(NamedTuple):
         return [[one.numpy() for one in self.variables], [take_apart(one)[1] for one in self.generators]]
 
     def write(self, values: list[Any], states: Sequence[Any] = ()) -> None:
-        """Restore the state. If the number of generators has changed, leave the generators alone."""
+        """Restore the state.
+
+        If the number of generators has changed, leave the generators alone.
+        """
         if len(values) != len(self.variables):
             raise UserError(
                 f"the data's functions use {len(self.variables)} variables, but used {len(values)} when the state "
@@ -101,7 +104,10 @@ class _Own(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The pipeline of a fit that was skipped because it had ended; the pipeline is still at its beginning."""
+    """The pipeline of a fit that was skipped because it had ended.
+
+    The pipeline is still at its beginning.
+    """
 
     parts: list[weakref.ref[Any]]  # the pipeline and its inputs, the outermost first
     saved: Saved
@@ -169,7 +175,10 @@ class DataPosition:
         write_random(drawn)
 
     def _restore_undrawn(self, saved: Saved) -> None:
-        """Set generators from which the replay drew nothing to the snapshot's state: something else draws from them."""
+        """Restore the generators that the replay has not used to the state at the snapshot.
+
+        Something other than the data draws from them, so the replay cannot bring them there.
+        """
         _, *before = decode(saved.began)
         if saved.left and len(before) > 1:
             values, states = self._own.read()
@@ -186,7 +195,9 @@ class DataPosition:
         states.append(before if has_drawn else b"")
 
     def draw_from(self, generators: Sequence[Any]) -> None:
-        """From now on, save and restore these random generators too, because the data draw from them."""
+        """From now on, save and restore these random generators too, because the data draw from
+        them.
+        """
         self._own = self._own._replace(generators=generators)
         if caches_random(self._parts, bool(generators)):
             self._first = self._own.read()
@@ -222,10 +233,10 @@ class DataPosition:
         self._made_beside = list(made_beside)
 
     def end_untrained(self) -> None:
-        """Note that the fit had no epoch left to train, with its data where it had left them.
+        """Move the data to where the fit had left them. Called if no epoch was left to train.
 
-        A tf.data pipeline is moved to that place only when another fit begins with it, since moving
-        may take time.
+        A tf.data pipeline is moved only when another fit begins with it, because moving may take
+        time.
         """
         resume, self._resume = self._resume, None
         if resume is None:
@@ -264,7 +275,9 @@ class DataPosition:
             self.on_replayed()
 
     def _take_all(self, iterator: Any, taken: int, dataset: Any) -> None:
-        """Take what the first iterator had taken, so that a cache in the pipeline has the same elements."""
+        """Take what the first iterator had taken, so that a cache in the pipeline has the same
+        elements.
+        """
         self._take(iterator, taken + reads_ahead(dataset) if taken else 0)
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
@@ -342,7 +355,7 @@ class DataPosition:
         self.write_outside(saved.began)
         epochs.begin_epoch()
         current = self._take_of_last(saved)
-        if saved.made[-1]:  # its numbers were drawn before the snapshot, whose random state is the one to go on with
+        if saved.made[-1]:  # the snapshot was taken after these batches, so its random state is the newer one
             write_random(keep)
         self._restore_undrawn(saved)
         epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
@@ -451,5 +464,8 @@ def _enumerating(enumerate_all: Any) -> Any:
 
 
 def patches() -> list[AttributePatch]:
-    """Return the patches by which fits track their position. A fit without procsv's callback iterates as before."""
+    """Return the patches by which fits track their position.
+
+    A fit without procsv's callback iterates as before.
+    """
     return [AttributePatch(private.EpochIterator, private.ENUMERATES, _enumerating)]

@@ -286,7 +286,7 @@ def place_in_loops(frame: FrameType | None) -> str:
     """Return the passes of the program's `for` loops that `frame` and its callers are in; ""
     outside of any.
 
-    A pass is known by the numbers and texts that its loop has given to variables.
+    The numbers and texts that a loop has given to its variables identify the pass.
     """
     found = list[str]()
     while frame is not None:
@@ -349,7 +349,9 @@ def write_random(saved: dict[str, Any]) -> None:
 
 
 def is_random_generator(value: Any) -> bool:
-    """Return whether `value` is a random generator that only the program knows, and not a global one."""
+    """Return whether `value` is a random generator that only the program knows, and not a global
+    one.
+    """
     is_global = value is getattr(random.random, "__self__", None) or value is getattr(np.random.rand, "__self__", None)
     return type(value) in (random.Random, np.random.Generator, np.random.RandomState) and not is_global
 
@@ -421,7 +423,7 @@ def holds_only_the_model(path: str) -> bool:
 
 
 def open_writers_again(board: Any) -> None:
-    """Have a TensorBoard callback reopen its writers, for the step that its attributes say."""
+    """Have a TensorBoard callback reopen its writers, and continue at the step in its attributes."""
     board._close_writers()
     board._writers = {}
     board._is_tracing = board._profiler_started = False

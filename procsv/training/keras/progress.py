@@ -107,7 +107,9 @@ class Series:
         self._begun: dict[str, int] = {}  # by the key of a fit's start: how many have begun so, the newest last
 
     def begin_fit(self, kind: FitKind | None) -> None:
-        """Begin a fit. `kind` is None if the program never calls it again after an exception."""
+        """Begin a fit. `kind` is None if the fit is not to resume when it is called again after an
+        exception.
+        """
         before, self._open = self._open, kind
         self.is_again = before is not None and kind is not None and kind.is_same(before)
         if self.is_again:
@@ -279,7 +281,10 @@ class FitProgress:
         }
 
     def find_lost_model(self, place: Plain) -> str:
-        """Return the path of a model that the fit had saved by `place`, and that is gone; "" if there is none."""
+        """Return the path of a model that the fit had saved by `place`, and that is gone.
+
+        Return "" if there is none.
+        """
         return find_lost_model(self._callbacks, place["callbacks"])
 
     # -- the way back ----------------------------------------------------------------------------------------

@@ -68,7 +68,10 @@ class Place(tf.train.experimental.PythonState):
 
 
 class Rest(tf.Module):
-    """Variables that a Checkpoint of model and optimizer does not reach, such as seeds, metrics and a loss's own."""
+    """What a Checkpoint of model and optimizer does not reach.
+
+    That is the place, and variables such as seeds, metrics, a loss's own and the callbacks'.
+    """
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -203,7 +206,8 @@ class FitState(EagerState):
     def track_step(self, is_traced: bool = True) -> None:
         """Track further variables of the traced step, such as a loss's or another optimizer's.
 
-        The step writes to them, or may count in them, and neither model nor optimizer has them.
+        The step writes to these variables, or may count in them, and neither model nor optimizer
+        has them. If `is_traced` is False, no further variables are tracked.
         """
         self._of_step = []
         self.track_variables()
