@@ -133,7 +133,7 @@ class EagerController:
         return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
-        """Return whether this run is free: no training of this process is in it or in its logdir."""
+        """Return whether this run is free: no training of this process is in it or its logdir."""
         others = [one for one in watched() if one is not self.runtime]
         is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
