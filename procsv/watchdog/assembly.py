@@ -131,8 +131,10 @@ def _knows_imports(start: Start) -> bool:
 
 # -- the first lines of the journal ----------------------------------------------------------------------------
 def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
-    """Return the run's first journal entries: its start, what was fetched while it was formed, and
-    the takeover of the logdir from another machine.
+    """Return the run's first journal entries.
+
+    These are its start, then each memory copy that a new coordinator fetched or could not fetch,
+    then the takeover of the logdir from another machine.
     """
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     started = entries.RunStarted(

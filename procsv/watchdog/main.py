@@ -1,8 +1,8 @@
 """Run one launch, from taking the logdir to the exit code.
 
-Called with the Start that `procsv launch` has made. This module makes everything that a run needs
-and hands it to the event loop, so that a test can replace parts. Code for runs on several machines
-(machines/) is imported only for such a run.
+Called with the Start that `procsv launch` has made. This module takes the logdir, forms the run,
+has assembly.py make what the run needs, and hands that to the event loop. Tests can replace parts.
+Code for runs on several machines (machines/) is imported only for such a run.
 """
 
 from __future__ import annotations
@@ -163,8 +163,9 @@ class _Run:
         return Result(left.exit_code, spares)
 
     def _tell_of_start(self) -> None:
-        """Pass the start to the commands of --on-event; tell the user if the previous watchdog was
-        killed.
+        """Pass the run's start to the commands of --on-event.
+
+        Tell the user, too, if the start is news: the previous watchdog was killed, for example.
         """
         clock = self._environment.clock
         started = Line(clock.wall(), str(WATCHDOG), 1, self._started)
@@ -173,10 +174,11 @@ class _Run:
             self._console.say(describe(started), is_bad=True)
 
     def _leave(self, left: Quit, *, keeps_memory: bool) -> tuple[TaskId, ...] | None:
-        """Remove everything of the run outside the logdir. If this is killed, the next launch
-        removes the rest.
+        """End the run: remove everything that it has outside the logdir.
 
-        If all launches restart, return the ones without a task; otherwise None.
+        `keeps_memory`: leave the snapshots in shared memory for the next launch. If we are killed
+        in here, the next launch removes the rest. If all launches restart, return the launches
+        without a task; otherwise None.
         """
         environment = self._environment
         last = self._reactor.close()
@@ -212,7 +214,11 @@ def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMort
 
 
 def _say_goodbye(console: Console, core: Core, start: Start, complete_step: int) -> None:
-    """Print how the run ended. `complete_step`: the step at which the previous run was complete."""
+    """Print how the run ended.
+
+    `complete_step`: the last step of the previous launch if that completed the training; otherwise
+    NO_STEP.
+    """
     task = core.chief
     match core.state_label:
         case "done":

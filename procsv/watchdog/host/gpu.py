@@ -29,7 +29,7 @@ class Gpus:
         self._pid, self._until_s = pid, now_s + LEAVE_S_MAX
 
     def are_left(self, now_s: float) -> bool:
-        """Whether that process has left every GPU, or has had its time."""
+        """Whether that process uses no GPU any more, or LEAVE_S_MAX has passed."""
         return now_s >= self._until_s or not self._are_used_by(self._pid)
 
     def _find(self) -> None:

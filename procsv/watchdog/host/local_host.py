@@ -68,7 +68,9 @@ class LocalHost(TaskHost):
         say: Callable[[str, bool], None],
         send: Callable[[TaskId, Message], None],
     ) -> None:
-        """`tasks`: this machine's tasks. A standby must fit in memory beside the first one."""
+        """`tasks`: this machine's tasks. A standby is made only if it fits in memory beside the
+        first of them.
+        """
         self._clock, self._processes, self._link = machine.clock, machine.processes, machine.standby
         self._heartbeats, self._post_mortem, self._memory = machine.heartbeats, machine.post_mortem, machine.memory
         self._tasks, self._first, self._memory_limit = frozenset(tasks), tasks[0], settings.memory_limit
@@ -193,8 +195,11 @@ class LocalHost(TaskHost):
             yield from self.answers()
 
     def _ended(self, dead: Dead) -> None:
-        """Handle a death. A standby that dies before it answers has not become its task, which is
-        started again. But if that task was asked to end, the death counts as the task's end.
+        """Handle a death.
+
+        If a standby dies before it answers an order to become a task, the task has not started, and
+        is started again. But if that task was meanwhile asked to end, the standby's death counts as
+        the task's end.
         """
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))

@@ -1,8 +1,8 @@
 """Observe the program that started this watchdog.
 
-The program is our parent, not our child: we hear it on a channel and watch it by pidfd. Among the
-processes of the run it is the trainer. We cannot know its exit status, only what it reported when
-its session ended.
+The program is our parent, not our child: it sends us messages on a channel, and we watch its pidfd.
+The run treats it as the trainer. We cannot read the exit status of a parent. We only know what the
+program reported when its session ended.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class ObservedProgram:
         return self._start
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the program ends, or its session does, within that time."""
+        """Wait up to `timeout_s`, or less if the program sends something.
+
+        Return whether the program is dead or its session is over.
+        """
         self._news.poll(timeout_s)
         return self.has_ended()
 
@@ -83,14 +86,14 @@ class ObservedProgram:
                 elif isinstance(word, ProgramLeft):
                     self._code = word.code
         except EOFError:
-            self._is_gone = True  # the program is dead, or has become another one by exec
+            self._is_gone = True  # the program is dead, or exec has replaced it and closed the channel
         self._is_gone = self._is_gone or self._process.has_ended()
 
     def signal(self, number: int) -> None:
         """Do nothing: the program has no handler of ours for any signal."""
 
     def signal_tree(self, number: int) -> None:
-        """Signal the program and its descendants, except us and ours."""
+        """Signal the program and its descendants, except this watchdog and its own descendants."""
         me = os.getpid()
         self._process.signal_tree(number, sparing=frozenset({me, *(child.pid for child in descendants(me))}))
 

@@ -26,15 +26,15 @@ class TaskHost(Protocol):
     """
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
-        """Start an attempt. Answered by Started or NotStarted. `due_s`: since when the start is due."""
+        """Start an attempt. Answered by Started or NotStarted. `due_s`: when the start became due."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
         """Remove what a dead attempt has left running.
 
-        Answered by TreeGone. `has_ended`: the attempt ended normally by itself, so its leftover
-        processes are named for people.
+        Answered by TreeGone. `has_ended`: the attempt ended normally by itself, so the user learns
+        which processes it left running.
         """
 
     def send(self, task: TaskId, body: Message) -> None:
@@ -83,15 +83,19 @@ class ProcessTable(Protocol):
         """Kill what a dead task has left. True once nothing of it holds the logdir or the GPU."""
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """Do the same at the end of the run, and wait for processes in the tree that save."""
+        """Do the same at the end of the run.
+
+        First wait for observers in the tree, which save.
+        """
 
     def name_strays(self, task: TaskId) -> list[str]:
-        """Name what a dead task has left running, without Python's own helpers, which are about to
-        end.
+        """Name the processes that a dead task has left running.
+
+        Leave out multiprocessing's helper processes and our observers, which end by themselves.
         """
 
     def use_logdir(self, logdir: str) -> None:
-        """Start later processes with this logdir, and with the run's own directory as their root."""
+        """Start later processes with this logdir, and with the run's own directory as root."""
 
     def reap_strays(self) -> None: ...
     def is_stopped(self, task: TaskId) -> bool: ...
@@ -106,14 +110,15 @@ class StandbyPort(Protocol):
 
     def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Make standby `number`, or a fork of it, the task.
+        """Order standby `number` to become the task, or to fork it.
 
-        OSError if the standby is gone, or if an old trainer's tree still holds the logdir. Nothing
-        has changed then.
+        `poll_standby` returns the answer.
+        OSError if the standby is gone, or if an old trainer's tree still holds the logdir. Then
+        nothing has changed.
         """
 
     def import_more(self, number: int) -> None:
-        """Tell standby `number` to import more. Do nothing if it is gone, which its end will show."""
+        """Tell standby `number` to import more. If it is gone, do nothing: its end is reported."""
 
 
 class Heartbeats(Protocol):
@@ -133,7 +138,10 @@ class PostMortemPort(Protocol):
     """The evidence that dead processes leave."""
 
     def note_kills(self, now_s: float) -> None:
-        """Read what is evidence only for a short time. To be called regularly."""
+        """Read the kernel's counters of kills, which are evidence only for a short time.
+
+        Must be called regularly.
+        """
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended: ...
     def clear(self, dead: Dead) -> None:
@@ -143,7 +151,7 @@ class PostMortemPort(Protocol):
         """Return the step of the newest snapshot of `task` in shared memory."""
 
     def snapshot_bytes(self, task: TaskId) -> int:
-        """Return what a checkpoint of that snapshot needs on disk."""
+        """Return the bytes on disk for a checkpoint of the largest snapshot of `task` in memory."""
 
 
 class MemoryPort(Protocol):

@@ -39,7 +39,10 @@ class PostMortem:
         self._paths, self._kills = paths, KillCounters.of_this_process()
 
     def note_kills(self, now_s: float) -> None:
-        """Read the kernel's counters now and then, so that an old kill explains no later death."""
+        """Read the kernel's counters if that is due.
+
+        Without this, an old kill would pass for the cause of a later death.
+        """
         self._kills.look(now_s)
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
@@ -87,12 +90,11 @@ class PostMortem:
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
     def snapshot_step(self, task: TaskId, incarnation: int = 0) -> int:
-        """Return the step of the newest whole snapshot of `task` in memory. NO_STEP if there is
-        none.
+        """Return the step of the newest whole snapshot of `task` in memory; NO_STEP if none.
 
-        `incarnation`: only the snapshots of that attempt; 0: of any. A snapshot that the program's
-        Saver wrote (training/snapshots/backends.py) is whole once its index exists, which is
-        written last.
+        `incarnation`: only the snapshots of that attempt; 0: of any. The trainer's snapshots may be
+        files that its Saver wrote (training/snapshots/backends.py). These count only if
+        `incarnation` is 0. They are whole once the index exists, because it is written last.
         """
         try:
             slots = [slot for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
@@ -105,8 +107,9 @@ class PostMortem:
         return max(steps, default=NO_STEP)
 
     def snapshot_bytes(self, task: TaskId) -> int:
-        """Return the bytes that a checkpoint of the newest snapshot in memory needs on disk. 0 if
-        there is none.
+        """Return the bytes that a checkpoint of the largest snapshot in memory needs on disk.
+
+        0 if there is no slot with a snapshot of `task`. Files written by its Saver do not count.
         """
         with contextlib.suppress(OSError):
             sizes = [slot.path.stat().st_size for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
@@ -132,9 +135,10 @@ def _read(path: Path, bytes_max: int) -> str:
 class KillCounters(msgspec.Struct):
     """The kernel's counters of kills in our cgroups, in which other programs may run, too.
 
-    A counter that has grown is evidence for a death. Not if an earlier death was examined since it
-    grew, nor if it grew longer ago than LOOK_S to 2 * LOOK_S, depending on when it was last read.
-    A shorter time would not do, because a large process takes seconds to die.
+    A counter that has grown is evidence for the next death that is examined, and for that death
+    only. The evidence expires: `look` drops it after LOOK_S to 2 * LOOK_S, depending on when the
+    counters were last read. A much shorter time would be wrong, because a large process takes
+    seconds to die.
     """
 
     counters: list[Path]

@@ -78,7 +78,8 @@ class Processes(msgspec.Struct):
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
     _home: Path = Path()
-    # For each task, a descriptor of the lock that its newest tree holds, by which we only check the lock.
+    # For each task, a descriptor of the writer's lock that its newest tree holds. We only check the lock through it:
+    # the descriptor itself does not hold the lock.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
     _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
     _lifeline: tuple[int, int] = (-1, -1)
@@ -136,11 +137,11 @@ class Processes(msgspec.Struct):
                 lock.release_lock()  # from now on only the task's tree holds it
             if end is not None:
                 end.close()
-        failpoint("watchdog.after_exec")  # if we are killed here, the unknown child finds its lifeline broken
+        failpoint("watchdog.after_exec")  # if we are killed here, the child finds its lifeline closed, and ends
         return self.list_child(task, incarnation, child, line)
 
     def _return_home(self) -> None:
-        """Enter the working directory again if it was deleted and made again, as by a deployment."""
+        """Enter the working directory again if it was deleted and remade, as by a deployment."""
         try:
             Path.cwd()
         except FileNotFoundError:
@@ -275,9 +276,9 @@ class Processes(msgspec.Struct):
         return names
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """Kill what a dead task has left at the end of the run, after which nothing may remain.
+        """Kill what a dead task has left at the end of the run, when nothing may remain.
 
-        Wait for processes that save.
+        First wait up to OBSERVER_S_MAX for observers, which save.
         """
         self.clear_tree(task)
         observers = [stray for stray in self._strays(task) if _is_observer(stray)]
@@ -328,8 +329,10 @@ class Processes(msgspec.Struct):
         return found
 
     def reap_strays(self) -> None:
-        """Reap dead children that we did not start. The others are left to the code that started
-        them.
+        """Reap dead children that we did not start.
+
+        The code that started a child reaps it. If one of these children is dead, stop, and reap the
+        rest later.
         """
         if self._awaits_fork():
             return
@@ -374,8 +377,9 @@ class Processes(msgspec.Struct):
         return {"uptime": round(self.clock.monotonic() - started_s, 1), **_measure(process)}
 
     def cut_lifeline(self) -> None:
-        """Make running processes see what they would see if we were dead, so that they end by
-        themselves.
+        """Close the write end of the lifeline, as our death would.
+
+        The running processes then end by themselves.
         """
         os.close(self._lifeline[1])
         self._lifeline = self._lifeline[0], -1
@@ -387,7 +391,10 @@ class Processes(msgspec.Struct):
 
 
 def first_seen(seen: dict[tuple[int, float], float], one: tuple[int, float], now_s: float) -> float:
-    """Return when a process was first seen. Note a new one, and forget the oldest if there are too many."""
+    """Return when a process was first seen; a new process is noted.
+
+    If too many are noted, forget the oldest.
+    """
     seen_s = seen.setdefault(one, now_s)
     if len(seen) > FINISHING_MAX:
         del seen[next(iter(seen))]
@@ -404,7 +411,7 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
 
 
 def _cannot_be_told(pid: int) -> bool:
-    """Whether a process is a zombie, or in exec, so that it shows neither environment nor command."""
+    """Whether a process shows neither environment nor command: it is a zombie, or in exec."""
     return not any(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
 
 

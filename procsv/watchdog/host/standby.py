@@ -35,13 +35,14 @@ ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes abou
 ROOM_LOOK_S = 60.0  # until free memory is checked again
 WAIT_S_MAX = 30.0  # a due start waits this long for an importing standby, which has a head start over a cold start
 WAIT_FIRST_S_MAX = 300.0  # the same for the first trainer, whose own imports would take as long
-# Time between the signals that tell a standby that a task waits for it. The first of them may come too early for it.
+# Time between two signals that tell an importing standby to hurry. They are repeated, because a standby that has not
+# installed its handler yet ignores the signal.
 HURRY_S = 1.0
 PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed, and a cold start follows
 LEAVE_S_MAX = 5.0  # how long a leaving standby may clean up once no task runs; then it is killed
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
 DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
-DEATHS_SAID = 4  # a message is shown when this many deaths fall within that time, but not for further ones
+DEATHS_SAID = 4  # this many deaths within that time are reported to the user, once
 
 
 class StandbyState(Enum):
@@ -60,7 +61,7 @@ class StandbyEvent(Enum):
     WANTED = auto()  # the trainer trains, and there is room
     NOT_SPAWNED = auto()
     IMPORTED = auto()
-    MORE = auto()  # the trainer has recorded more imports since this standby was begun or last told
+    MORE = auto()  # the trainer has recorded more imports since this standby started or was last told to import
     TAKEN = auto()  # a trainer must be started
     BEGUN = auto()  # the standby has become the trainer
     FORKED = auto()  # a fork of the standby has become the trainer
@@ -99,8 +100,10 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """The standby could not be given the order or cannot carry it out, or its fork could not be
-    watched. It is still a standby, and will be killed.
+    """The standby has not become the task.
+
+    The order did not reach it, it could not carry out the order, or we could not watch its fork. It
+    is still a standby, and will be killed.
     """
 
     task: TaskId
@@ -190,8 +193,9 @@ class Standby(msgspec.Struct):
 
     @property
     def wait_s(self) -> float:
-        """How long a due start waits for the standby to be ready: no longer than a cold start would
-        take.
+        """How long a due start waits for the standby to be ready.
+
+        0.0 if waiting would not help: then the start is cold.
         """
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
         if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
@@ -199,7 +203,7 @@ class Standby(msgspec.Struct):
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def expedite_import(self, now_s: float) -> None:
-        """Tell an importing standby not to yield the cores to others, since a due task waits for it."""
+        """Signal an importing standby to stop yielding the cores: a due task waits for it."""
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
@@ -208,7 +212,8 @@ class Standby(msgspec.Struct):
         """Return the order that starts a task: promote the standby, or start cold."""
         self._has_started = True
         if not self.is_ready:
-            if self.mode == "hot":  # it already runs the program as this attempt, which now starts cold, so it must end
+            # A hot standby already runs the program as this attempt. The attempt starts cold, so the standby must end.
+            if self.mode == "hot":
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
             return StartAttempt(task, incarnation)
@@ -232,7 +237,9 @@ class Standby(msgspec.Struct):
             self.handle(StandbyEvent.MORE, now_s)
 
     def comes_first(self) -> None:
-        """An earlier launch recorded the program's imports, so a standby can import them once, for
+        """Make a warm standby before the first trainer.
+
+        An earlier launch recorded the program's imports, so the standby can import them once, for
         all trainers.
         """
         self._is_wanted = self.mode == "warm"
@@ -369,7 +376,8 @@ class Standby(msgspec.Struct):
                 case StandbyAction.KILL:
                     is_becoming = self.state is StandbyState.PROMOTING
                     self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
-                case StandbyAction.RELEASE if self.mode == "hot":  # its clean-up would include the program's own
+                # A hot standby has run part of the program. If it ended by itself, it would run the program's clean-up.
+                case StandbyAction.RELEASE if self.mode == "hot":
                     self.out.append(KillTree(STANDBY, self.number))
                 case StandbyAction.RELEASE:
                     self.out.append(Signal(STANDBY, self.number, signal.SIGTERM))

@@ -63,7 +63,7 @@ class StandbyLink:
         processes.running[STANDBY] = running
 
     def import_more(self, number: int) -> None:
-        """Tell standby `number` to import more. Do nothing if it is gone, which its end will show."""
+        """Tell standby `number` to import more. If it is gone, do nothing: its end is reported."""
         running = self._processes.find(STANDBY, number)
         if running is not None and running.line is not None:
             with contextlib.suppress(OSError):

@@ -35,7 +35,8 @@ class WarmServices:
 
     def take_process(self, role: str, start: str, heirs_fd: int) -> subprocess.Popen[bytes] | None:
         """Send the start and the logdir's lock to the process for `role`, and return the process.
-        None if there is none alive.
+
+        None if there is no such process, if it is dead, or if it was taken before.
         """
         if role not in self._processes:
             return None
