@@ -1,4 +1,7 @@
-"""`python -m procsv.watchdog`: run a watchdog that another process starts, such as for a detached run."""
+"""`python -m procsv.watchdog`: run a watchdog that another process starts.
+
+`procsv launch` starts it this way for a detached run, for example.
+"""
 
 from __future__ import annotations
 

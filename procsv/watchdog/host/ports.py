@@ -26,7 +26,10 @@ class TaskHost(Protocol):
     """
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
-        """Start an attempt. Answered by Started or NotStarted. `due_s`: when the start became due."""
+        """Start an attempt. Answered by Started or NotStarted.
+
+        `due_s`: when the start became due.
+        """
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...

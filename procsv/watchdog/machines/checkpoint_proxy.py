@@ -1,9 +1,10 @@
 """Stand in for the checkpoint service on a member's machine.
 
-The proxy passes on the task's question, and the answer. Used by member_loop.py. The task connects
-to the proxy as it would to the service. The chief's memory is on the chief's machine, so the proxy
-first fetches the state into a local slot; if that fails, the task starts from the checkpoint in the
-logdir that all machines share. Other messages from the task are acknowledged and ignored.
+Used by member_loop.py. The task connects to the proxy as it would to the service, and asks which
+state to start from. The proxy passes the question on to the coordinator, and the answer back to the
+task. If the answer is a snapshot, the snapshot is in the memory of the chief's machine. So the
+proxy first fetches it into a local slot. If that fails, the task starts from a checkpoint in the
+logdir, which all machines share. Other messages from the task are acknowledged and ignored.
 """
 
 from __future__ import annotations
@@ -135,7 +136,10 @@ class CheckpointProxy:
             self.server.send_reliable(asked.who, here, re=asked.seq)
 
     def _not_fetched(self, asked: Received, told: checkpoint_messages.RestoreFrom, why: str) -> None:
-        """Ask for a state on disk instead. The service answers once it has saved this one there."""
+        """Ask for a state on disk instead of the state that could not be fetched.
+
+        The service answers once it has saved the latter to disk.
+        """
         if not self._has_failed:
             self._has_failed = True
             self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")

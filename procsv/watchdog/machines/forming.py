@@ -54,7 +54,7 @@ OUTLIVE_S = 0.5  # between two checks for a stale refusal; members believe one o
 SAID_AFTER_S = 5.0  # when to report which launches are missing
 REPLACED = "a newer launch with the same task has joined the run and replaces this one"
 REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
-ASKED_S_MAX = 5.0  # how long to wait for members to ask, so that we can refuse them, if no file does
+ASKED_S_MAX = 5.0  # if no file tells members of a refusal: how long to wait until they ask
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
@@ -104,7 +104,10 @@ class Forming:
         forget_terms(self._start.paths, written.number)
 
     def gather(self, wait: Wait, say: Say) -> None:
-        """Wait until there is a launch for each task. `wait` raises if the run is no longer wanted."""
+        """Wait until there is a launch for each task.
+
+        `wait` raises if the run is no longer wanted.
+        """
         waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
         waiter.register(self.server)
         outlive_s = began_s
@@ -134,8 +137,8 @@ class Forming:
     def _outlive_refusal(self) -> None:
         """Publish our term again if a refusal replaced it.
 
-        A second coordinator of this start of the job finds the logdir taken by us, and refuses its
-        members, which are ours, too.
+        The scheduler may start a second coordinator in the same start of the job. It finds the
+        logdir taken by us and publishes a refusal for its members. These members are ours, too.
         """
         newest = newest_term(self._start.paths, self._placement.scheduler)
         if newest is not None and newest.refused:
@@ -177,8 +180,10 @@ class Forming:
         return any(_served(received) is not None for received in self._asked.values())
 
     def adopt(self, ports: HeldPorts) -> SurvivingTasks:
-        """Return the tasks that continue, and hold the address at which they look for our own task.
-        NothingToAdopt if all tasks must restart.
+        """Return the tasks that continue.
+
+        Reserve the address at which these tasks look for our own task. NothingToAdopt if all tasks
+        must restart.
         """
         newcomers = [self._newcomer(task, received) for task, received in self._asked.items()]
         survivors = adopt(newcomers, self._start.settings)

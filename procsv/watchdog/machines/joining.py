@@ -48,7 +48,7 @@ class Joined:
     """The link to the coordinator that accepted us."""
 
     def __init__(self, client: TcpClient, term: Term, host: str, welcome: Welcome) -> None:
-        """`host`: the one of the term's hosts that was found."""
+        """`host`: the name, of those in `term.hosts`, under which we found the coordinator."""
         self.client, self.term, self.host, self.welcome = client, term, host, welcome
 
 
@@ -90,8 +90,9 @@ class Asked:
         return None
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop waiting for the answer. Once it has come, the client belongs to the owner of the
-        answer.
+        """Stop waiting for the answer, and close the client.
+
+        If we were accepted, leave the client open: it belongs to the Joined that was returned.
         """
         if not self._is_answered:
             self.client.close(linger_ms)
@@ -219,9 +220,10 @@ class Joining:
 class Rejoining:
     """Finds the next coordinator after the loss of ours, while the task continues.
 
-    Used by member_loop.py, which polls `find_coordinator` in its turns. The newest term of this
-    start of the job decides: the coordinator that wrote it has the logdir. We obey the previous one
-    no longer, even if it is only cut off. A kill in here is like the loss of any member.
+    Used by member_loop.py, which polls `find_coordinator` in each turn. The coordinator that wrote
+    the newest term of this start of the job has the logdir. From then on we ignore the previous
+    coordinator, even if it is alive and only cut off. If we are killed in here, the run has lost a
+    member, as at any other time.
     """
 
     def __init__(self, joining: Joining, run: str, waiter: Waiter, clock: Clock) -> None:
@@ -235,8 +237,9 @@ class Rejoining:
     def find_coordinator(self, served: Callable[[], Served | None]) -> Joined | None:
         """Return the coordinator that has accepted us since the last call, if any.
 
-        `served`: returns what to tell a coordinator that is found; None: not ready yet. UserError
-        if we are refused; RunIsOver; BegunAnew.
+        `served`: returns what we still have of the run, to tell the new coordinator; None if we do
+        not know that yet. UserError if the coordinator refuses us; RunIsOver if the run has ended
+        without us; BegunAnew if we must end our task and ask again.
         """
         asked = self._asked
         if asked is not None and (joined := asked.poll_answer()) is not None:
@@ -267,9 +270,9 @@ class Rejoining:
                 self._waiter.register(self._asked.client)
 
     def _look_for_end(self) -> None:
-        """Raise RunIsOver if our run has ended and no run follows at once.
+        """Raise RunIsOver if our run has ended and no other run has begun within OVER_S.
 
-        One follows at once if a spare takes the place of a lost machine, for example.
+        Another run begins, for example, when a spare takes the place of a lost machine.
         """
         exit_code, now_s = self._joining.read_end(self._run), self._clock.monotonic()
         if exit_code is None:

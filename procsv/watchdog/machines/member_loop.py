@@ -45,7 +45,7 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 TICK_S = 0.5  # the longest sleep
 CLEAR_S = 0.02  # between two checks of a dead task's process tree, until it is gone
 LOCK_S = 5.0  # between two checks that our lock still covers our directory's path
-SLACK = 1.5  # our beat answers the coordinator's; without one, we send ours after so many intervals
+SLACK = 1.5  # we answer each beat of the coordinator; if none comes for so many intervals, we send ours unasked
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages per socket and turn
 
@@ -88,7 +88,8 @@ class MemberLoop:
         machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
         self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
         self._rejoining, self._is_cut = rejoining, False  # is_cut: we no longer listen to our coordinator
-        self._ready_of = self._in_step_of = 0  # the last attempt to finish its first step; to train in step
+        # The last attempt that finished its first step, and the last one that trains in step with other tasks.
+        self._ready_of = self._in_step_of = 0
         self._offered = 0  # the attempt that we reported to the next coordinator
         self._freezes = Freezes()  # from the coordinator's fault plan
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
@@ -249,8 +250,9 @@ class MemberLoop:
         self._do(self._core.told_end(exit_code, self._clock.monotonic()))
 
     def _what_is_served(self) -> member_messages.Served | None:
-        """Describe our task for the next coordinator; None while an attempt is neither running nor
-        gone.
+        """Describe our task for the next coordinator.
+
+        None while an attempt is about to start, or while a dead attempt has processes left.
         """
         self._host.withdraw_starts("another coordinator decides")
         running = self._processes.running.get(self._task)
@@ -366,8 +368,9 @@ class MemberLoop:
         self._tell(news)
 
     def _journal(self, entry: entries.Entry, task: TaskId, incarnation: int) -> None:
-        """Report to the coordinator how an attempt started: it cannot see this machine's standby.
-        It learns of the other events anyway.
+        """Report an entry about the standby to the coordinator, which cannot see our standby.
+
+        Drop the other entries: the coordinator writes them itself, from our other reports.
         """
         if isinstance(entry, entries.Promoted | entries.StandbyReady):
             note = encode_body(watchdog_messages.Note(entry))

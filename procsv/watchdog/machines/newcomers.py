@@ -38,12 +38,17 @@ class Newcomers:
         self._timeout_s = start.settings.peer_timeout_s
 
     def tell_term(self, received: Received) -> None:
-        """Answer which run this is. A launch asks if no term's file says so."""
+        """Tell a launch the id of this run.
+
+        A launch asks for it if it finds the coordinator by address, not by a file in the logdir.
+        """
         self._server.send_reliable(received.who, member_messages.TermTold(self._start.run))
 
     def asks(self, received: Received, join: member_messages.Join) -> Claim:
-        """Return the launch's claim. For AGAIN and SUCCEEDS, the caller must welcome the launch;
-        other claims are answered here.
+        """Return the launch's claim.
+
+        For AGAIN and SUCCEEDS, the caller must welcome the launch. For GONE, the launch is refused
+        here. For WAITS and BEGINS, it goes on the waiting list; WAITS is answered with the reason.
         """
         number = received.task.index
         member = self._members.find(number)
@@ -86,8 +91,10 @@ class Newcomers:
             self._server.send_reliable(received.who, member_messages.Refused(why, exit_code), re=received.seq)
 
     def take_place(self, member: Member) -> Member | None:
-        """Give the place of `member`, which is lost, to the launch that waits for it, and return
-        that launch; None if none waits. It gets the task when the run restarts.
+        """Give the place of `member`, which is lost, to the launch that waits for that place.
+
+        Return that launch as a member; None if no launch waits. It gets the task when the run
+        restarts.
         """
         if (waiting := self._waiting.get(member.number)) is None:
             return None
@@ -98,7 +105,7 @@ class Newcomers:
         return newcomer
 
     def refuse_doubles(self) -> None:
-        """Refuse launches that have waited long enough: the launch that has their place is alive."""
+        """Refuse launches that have waited long enough: the launch with their place is alive."""
         until_s = self._clock.monotonic() - PATIENCE * self._timeout_s
         for number, waiting in list(self._waiting.items()):
             member = self._members.find(number)

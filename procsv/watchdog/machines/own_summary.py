@@ -54,8 +54,9 @@ class OwnSummary:
 
     @property
     def lost(self) -> ServiceLost | None:
-        """What to tell the task once the service is given up: nothing that the task flushes will be
-        written. None before.
+        """The message that tells the task that the service is given up; None before that.
+
+        From then on nothing that the task flushes is written.
         """
         service = self._service
         if service.state is not ServiceState.LOST:

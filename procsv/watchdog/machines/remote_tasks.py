@@ -77,7 +77,8 @@ class RemoteTasks(RemoteHost):
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # events that follow from the loss of a member
-        # The attempts whose start, or whose clearing away, was ordered and has not been answered.
+        # By task: the attempt whose start was ordered and has not been answered, and the dead attempt whose leftover
+        # processes a member was ordered to remove, and has not reported removed.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
         self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # the last attempt ordered
         self._orders: dict[int, Orders] = {}  # by member number
@@ -311,7 +312,7 @@ class RemoteTasks(RemoteHost):
     def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
         """Add to `news` the answers to the open orders, which the task's member can no longer give.
 
-        They say that nothing was started, and that nothing is left to clear away.
+        These answers say that nothing was started, and that no process of the task is left.
         """
         what = [news]
         if (incarnation := self._starting.pop(task, None)) is not None:
@@ -366,8 +367,8 @@ class RemoteTasks(RemoteHost):
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tell all members how the run has ended, and wait a limited time for them to receive it.
 
-        `restarts_elsewhere`: tell them to restart, and return the launches that will have no task.
-        None: they do not restart, or there are too few.
+        `restarts_elsewhere`: tell the members to restart, and return the launches that will then
+        have no task. None if they do not restart: that was not asked for, or too few are left.
         """
         places = self._members.next_hosts() if restarts_elsewhere else None
         spares = tuple(name for name in places or () if name.role == SPARE)

@@ -1,8 +1,9 @@
 """Find the coordinator's term, and the keys to speak to the coordinator.
 
-Used by joining.py. Each term has a file in the logdir, unless the launches share a secret and the
-scheduler names the coordinator's host: then the member asks the coordinator. Launches that share a
-secret derive the keys from it; otherwise the keys are in the term's file.
+Used by joining.py. A term is the time for which one coordinator is in charge. Usually the
+coordinator writes a file for its term into the logdir, with its address. It writes none if the
+launches share a secret and the scheduler names its host: then members ask at that address. Launches
+that share a secret derive the keys from it. Otherwise the keys are in the term's file.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class TermAtAddress:
         self.where = f"at {placement.coordinator}"
         self.hint = "all launches have the same --secret-file and PROCSV_PORT, and this machine reaches that port"
         self._placement, self._keys, self._clock = placement, keys, clock
-        me = Address("", COMMAND_LINE, 1)  # the run is not known yet
+        me = Address("", COMMAND_LINE, 1)  # we do not know the run's id yet
         mine = member_keys(keys.members, placement.rank)
         self._client = TcpClient(context, placement.coordinator, mine, keys.coordinator.public, me, clock)
         self._ask_s = 0.0

@@ -1,8 +1,8 @@
 """Decide whether the tasks that survived their coordinator continue under the next one.
 
 Pure. Used by watchdog/machines/forming.py once there is a launch for each task. Either all
-surviving tasks continue or none, because each must find the others, and the variables, where they
-were.
+surviving tasks continue, or all restart. Tasks that continue look for the other tasks, and for the
+variables on parameter servers, at the same addresses as before.
 """
 
 from __future__ import annotations

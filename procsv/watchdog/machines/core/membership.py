@@ -122,10 +122,10 @@ class Membership:
         return [self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and self.by_task[name].stays]
 
     def next_hosts(self) -> dict[TaskId, Member] | None:
-        """Assign the tasks after a loss: each to its own launch if that is there, otherwise to a
-        spare.
+        """Assign the tasks after a loss: each to its own launch if it stays, otherwise to a spare.
 
-        The remaining spares follow, by their names. None if there are too few launches.
+        The result also has the spares that remain, under their own names. None if there are too
+        few launches.
         """
         spares = self.spares
         found = dict[TaskId, Member]()
@@ -142,7 +142,7 @@ class Membership:
 
     @property
     def _moved(self) -> frozenset[TaskId]:
-        """The spares that have come with a task, which they took over under an earlier coordinator."""
+        """The spares that already have a task: they took it over under an earlier coordinator."""
         numbers = {member.number for task, member in self.by_task.items() if task.role != SPARE}
         return frozenset(TaskId(SPARE, number - self._first_spare) for number in numbers if number >= self._first_spare)
 
@@ -194,9 +194,10 @@ class Membership:
     def newly_lost(self, now_s: float) -> list[Member]:
         """Return the members that died or became silent since the last call; they stay lost.
 
-        If this process itself stood still, it first takes one beat's time to receive the messages
-        that arrived meanwhile. It does so at most at every other check: a process that always
-        stands still would otherwise never lose a member.
+        If this process itself stood still (a paused machine, for example), messages have piled up.
+        It then takes the time of one beat to receive them before it counts anyone as lost. It does
+        so at most at every other check. Otherwise a process that stands still again and again would
+        never lose a member.
         """
         before_s, self._looked_s = self._looked_s, now_s
         if now_s - before_s > STOOD_STILL_S and before_s >= self._received_s:
@@ -228,7 +229,7 @@ class Claim(Enum):
 
 
 def judge_claim(member: Member | None, join: Join) -> Claim:
-    """Judge a request to join. `member`: the launch that has the place now, if the run knows one."""
+    """Judge a request to join. `member`: the launch that has the place now; None if unknown."""
     if member is None or member.task != join.task:
         return Claim.GONE
     if join.launch and member.launch == join.launch:
@@ -244,8 +245,10 @@ def judge_claim(member: Member | None, join: Join) -> Claim:
 
 # -- what the loss of a member means for the run, as an event for its core --------------------------------------------
 def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is_killed: bool = False) -> TaskLost:
-    """The machine that has the task is silent, or its launch was killed (`is_killed`): another
-    launch there has proved that. `spare`: the host that can take over the task; "" if none.
+    """Return the event for a member that is lost.
+
+    Its machine is silent, or its launch was killed (`is_killed`), as another launch on that machine
+    has proved. `spare`: the host that can take over the task; "" if there is none.
     """
     why = f"{host} has been silent for {show_duration(silent_s)}"
     if is_killed:
@@ -262,8 +265,10 @@ def member_lost(task: TaskId, host: str, silent_s: float, spare: str = "", *, is
 
 
 def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
-    """The task's launch (process `before`) was killed, and another launch on its machine (process
-    `pid`) takes over.
+    """Return the event for a member that another launch replaces.
+
+    The task's launch (process `before`) was killed. Another launch on its machine (process `pid`)
+    takes over.
     """
     return TaskLost(
         task=task,
@@ -274,7 +279,7 @@ def member_replaced(task: TaskId, host: str, before: int, pid: int) -> TaskLost:
 
 
 def spare_lost(name: TaskId, host: str, silent_s: float) -> Noted:
-    """A spare machine is silent, or has announced its end (`silent_s`: 0.0)."""
+    """Return the event for a spare that is silent, or announced its end (`silent_s` 0.0)."""
     why = f"{host} has been silent for {show_duration(silent_s)}" if silent_s else f"{host} announced its end"
     entry = entries.SpareLost(host=host, silent=round(silent_s, 3))
     text = f"{why}; it is a spare without a task, and will not take one over"

@@ -1,7 +1,8 @@
 """Store and offer a memory copy, the chief's newest snapshot in another machine's memory.
 
 The files are in a directory named by run and machine, not by launch. After the loss of another
-machine, the scheduler may start a launch with any task here, and that launch must find them.
+machine, the scheduler may start a launch with any task on this machine. That launch must find the
+files.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class OfferedMemoryCopy:
             self._sender = None
 
     def _listen(self, clock: Clock) -> Sender:
-        """Listen at the configured port, or at any port if another launch on this machine has it."""
+        """Listen at the configured port, or at any port if another launch here has that one."""
         try:
             return Sender(told_state_port(), clock)
         except UserError:

@@ -45,7 +45,8 @@ class MemoryCopyKeeper:
         self._files, self._clock, self._say = files, clock, say
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
-        self._is_ours = self._kept is not None  # whether we must remove the copy, or another launch on this machine
+        # Whether we remove the copy at the end. If not, a copy here belongs to another launch on this machine.
+        self._is_ours = self._kept is not None
         self._rate = TransferRate()
         self._fetch: Fetch | None = None
         self._offered: OfferedMemoryCopy | None = None
@@ -65,7 +66,10 @@ class MemoryCopyKeeper:
         self._rate.begin_transfers(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
 
     def offer(self) -> MirrorOffer | None:
-        """Offer the copy to the next coordinator, until one has accepted us."""
+        """Offer the copy to the next coordinator, until a coordinator has accepted us (`follow`).
+
+        None if there is no copy to offer.
+        """
         self._withdraw()
         self._offered = self._make_offer()
         return self._offered.offer
@@ -86,7 +90,10 @@ class MemoryCopyKeeper:
 
     @property
     def due_s(self) -> float | None:
-        """The time at which the next request is due; None if something else must happen first."""
+        """The time at which the next request is due.
+
+        None while a fetch runs, or while an order or an answer must come first.
+        """
         return self._rate.due_s if self._fetch is None else None
 
     def offered(self, told: SnapshotOffered) -> list[News]:
