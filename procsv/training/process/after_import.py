@@ -41,7 +41,7 @@ def is_imported(package: str) -> bool:
 
 
 class _AfterImport:
-    """A finder of these packages only; its loader makes the calls after it runs the module."""
+    """A finder for packages in `_calls` only; its loader runs the module, then makes the calls."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not _calls.get(name) or name in _sought:

@@ -61,7 +61,11 @@ class CacheLocks:
         self._next_s = 0.0
 
     def use_cache(self, prefix: str) -> None:
-        """Handles the locks of a cache in files that begin with `prefix`."""
+        """Removes locks that killed attempts of this run have left on a cache, and reports others.
+
+        The names of the cache's files begin with `prefix`.  From now on `note_locks` notes the
+        locks that this process takes on it.
+        """
         directory, name = os.path.split(os.path.abspath(prefix))
         directory = os.path.realpath(directory)  # as /proc/self/fd shows open files
         prefix = os.path.join(directory, name)

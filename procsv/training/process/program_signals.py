@@ -49,8 +49,8 @@ class ProgramSignals:
     def take_notices(self) -> set[int]:
         """Returns the signals since the last call that ask this process to end.
 
-        Not among them: a signal that procsv only keeps from ending the process, and a signal that
-        the program handles itself, unless it is a notice.
+        These are the notice signals, even if the program handles them, and SIGHUP if the program
+        does not handle it.  procsv only keeps the other signals from ending the process.
         """
         with contextlib.suppress(BlockingIOError):
             self._came.update(new := os.read(self.fd, 512))
@@ -109,7 +109,10 @@ class ProgramSignals:
 
 
 def _heed(*_: Any) -> None:
-    """Does nothing: Python writes a signal to the descriptor only if it has a handler."""
+    """Does nothing.
+
+    Python writes a signal's number to the wake-up descriptor only if the signal has a handler.
+    """
 
 
 def _address_of(number: int) -> int:

@@ -1,11 +1,12 @@
 """Standby: a sleeping process with the trainer's imports; the next trainers are forks of it.
 
-The watchdog starts it once training runs, and keeps it out of training's way.  It computes nothing
-while it waits.  It touches no accelerator: importing TensorFlow does not, and the standby makes no
-session.  It imports none of the program's own modules.  In a fork, arguments, path, environment,
-random state and __main__ are as in a fresh interpreter, and the program runs from its first line.
-If the imports have started something that a fork would break (fork.py), the standby becomes the
-trainer itself, and the watchdog starts another standby.
+The watchdog starts it once training runs, or before the first trainer if an earlier launch has
+recorded the program's imports.  While it imports, it yields the cores to training (preparation.py).
+It computes nothing while it waits.  It touches no accelerator: importing TensorFlow does not, and
+the standby makes no session.  It imports none of the program's own modules.  In a fork, arguments,
+path, environment, random state and __main__ are as in a fresh interpreter, and the program runs
+from its first line.  If the imports have started something that a fork would break (fork.py), the
+standby becomes the trainer itself, and the watchdog starts another standby.
 
 A hot standby also runs the program, as the next trainer would, up to its first contact with the run
 (`Runtime.acquire_run`).  So the program's own start runs twice, and its output until then is in the
@@ -146,7 +147,7 @@ class StandbyProcess:
         return received
 
     def _fork(self, word: BecomeTrainer, given: list[int]) -> int:
-        """Forks the trainer; returns its pid here and 0 there.
+        """Forks the trainer; returns the fork's pid in this process, and 0 in the fork.
 
         The watchdog gets the pid before any message from the trainer.
         """
