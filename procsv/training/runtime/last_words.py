@@ -1,7 +1,8 @@
 """Last words of a trainer: the exception that ends it, saved for the crash report.
 
-The bootstrap writes them.  Without `procsv launch`, a session that ends with an exception does.
-The watchdog reads them.  If the exception names another task that is gone, so do the last words.
+The bootstrap writes them.  Without `procsv launch`, the Runtime writes them after a session that
+an exception has ended.  The watchdog reads them.  If the exception names another task that is gone,
+the last words name that task, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from procsv.ipc.messaging.start import Start
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
 HAS_VARARGS = 4  # in the flags of code
-KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # a lost peer, if they name a task
+# An error of these kinds means a lost peer if it names a task.
+KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})
 # In the error after a server has been replaced by another one.
 RESTARTED = re.compile(r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as")
 # In the error of a collective's members after one of them is lost, by its connection or TensorFlow's heartbeats.
@@ -103,7 +105,10 @@ def is_of_stop(error: BaseException) -> bool:
 
 
 def may_be_within_a_step(error: BaseException) -> bool:
-    """Whether `error` may have ended the program in the middle of a step: an exit in order does not."""
+    """Whether `error` may have ended the program in the middle of a step.
+
+    An exit with code 0 or 75 cannot have done so, except if a signal handler raised it.
+    """
     is_in_order = isinstance(error, SystemExit) and exit_code_of(error) in (0, exit_codes.RESUMABLE)
     return not is_in_order or _is_of_handler(error)
 

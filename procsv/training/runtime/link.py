@@ -2,8 +2,8 @@
 
 Other threads pass it messages (`send_reliable`, `ask`) and never touch a socket.  It is a thread,
 not an asyncio loop, because the program owns the main thread and may be in a C call there for
-minutes.  Meanwhile this thread writes the heartbeat at its ticks (context.py), and is the first to
-notice the lifeline and signals.  It decides nothing: it passes received messages to handlers.
+minutes.  Even then this thread writes the heartbeat at its ticks (context.py), and notices signals
+and the end of the lifeline.  It decides nothing: it passes received messages to handlers.
 """
 
 from __future__ import annotations

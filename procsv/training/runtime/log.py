@@ -1,7 +1,7 @@
 """The log of a training process.
 
-The graph side makes it a child of TensorFlow's logger, so the program's verbosity and handlers
-apply.
+The package procsv/training/graph makes it a child of TensorFlow's logger, so the program's
+verbosity and handlers apply.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def flush_output() -> None:
 def say_once(text: str) -> None:
     """Prints a line once per process.
 
-    A fork repeats the lines that its standby has printed, because nobody reads the standby's.
+    A fork repeats the lines that its standby has printed, because nobody reads the standby's log.
     """
     if (text, os.getpid()) not in _said:
         _said.add((text, os.getpid()))

@@ -129,8 +129,9 @@ class StepGate:
     def hold(self, gather_s: float) -> Iterator[Hold]:
         """Keeps the other tasks between two steps while the block runs.
 
-        If that is not achieved within `gather_s`, the block runs without it.  After HELD_S_MAX the
-        other tasks continue, even during the block.
+        If a task is still in a step after `gather_s`, the block runs while no task is held, and
+        `Hold.why` names the reason.  After HELD_S_MAX the other tasks continue, even if the block
+        still runs.  Then the hold has failed, too.
         """
         hold, held, begun_s = Hold(), list[int](), self._clock.monotonic()
         letting_go = threading.Lock()

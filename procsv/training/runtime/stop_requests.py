@@ -29,7 +29,8 @@ class StopRequests:
         """`leave_to_program(reason, grace_s)`: whether the program will handle a stop itself."""
         self.reason: Reason | None = None
         self.asked_s = 0.0
-        self.is_left = self.is_left_to_end_run = False  # the program may end by itself first; the run ends with it
+        # The program gets time to end by itself first. With `is_left_to_end_run`, the run ends with the program.
+        self.is_left = self.is_left_to_end_run = False
         self._clock, self._heartbeat, self._leave_to_program = clock, heartbeat, leave_to_program
         self._interrupt: Callable[[], None] = lambda: None
         self._listeners: list[StopListener] = []
@@ -72,7 +73,10 @@ class StopRequests:
             self._interrupt()
 
     def ask_program(self, reason: Reason, grace_s: float) -> bool:
-        """Requests a stop; True if the program, which handles SIGTERM, may end by itself first."""
+        """Requests a stop; True if the program handles SIGTERM, and so may end by itself first.
+
+        If it may, `request_stop` is not called yet.
+        """
         if self.is_left:
             return True
         if self.reason is None:

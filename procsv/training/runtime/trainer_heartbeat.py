@@ -40,10 +40,10 @@ class SupervisedTraining(Protocol):
         """Whether a step is under way in phase STEP; if not, the program's own code may run."""
 
     def count_runs(self) -> int:
-        """Counts the finished session calls of the training thread."""
+        """Returns how much work is finished: calls of the training thread, and the source's own."""
 
     def count_steps(self) -> int:
-        """Counts the steps among them; each of several tasks counts its own."""
+        """Returns the training thread's finished calls, as steps; each task counts only its own."""
 
     def capture_state(self, reason: Reason) -> None:
         """Takes a snapshot at the end of this step."""
@@ -171,7 +171,10 @@ class TrainerHeartbeat:
         self._loss = loss
 
     def take_phase_for_step(self) -> None:
-        """Treats phase STEP as a step under way: training leaves that phase between two steps."""
+        """Makes phase STEP mean that a step is under way.
+
+        For a training that leaves this phase between two steps.
+        """
         self._is_step_a_phase = True
 
     def show_snapshots(self, snapshots: Snapshots) -> None:
