@@ -49,11 +49,11 @@ declare("server.copy")
 class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
     """The chief's order for a capture into the slot file at `path`.
 
-    Without a path, and unless `is_far`, the server only warms up.
+    If `path` is empty and `is_far` is False, the server only warms up.
     """
 
     owner: str  # a session of the chief; orders of an earlier one are dropped
-    number: int  # of the capture; rises
+    number: int  # of the capture; each capture of the owner has a higher one than the one before
     path: str = ""
     device: int = 0  # device and inode identify the file
     inode: int = 0

@@ -143,7 +143,10 @@ class SlotBackend(SnapshotBackend):
         return (SLOTS_DEFAULT + 1) * (HEADER_BYTES + self._size)
 
     def captures_ahead(self) -> bool:
-        """True once, if the source's captures need no slot and slots will probably be there."""
+        """True before slots are reserved, for one capture, which then waits for the reservation.
+
+        Only if the source's captures need no slot, and shared memory probably has room for slots.
+        """
         if self._has_memory or self._is_ahead or not self.source.captures_views:
             return False
         # Checked once, because the caller waits while a reservation is under way.

@@ -89,7 +89,10 @@ class Boundary:
 
     @property
     def is_trained_here(self) -> bool:
-        """True if the program marks its own steps and this thread takes them; then no other thread can."""
+        """Whether the program marks its own steps and this thread takes them.
+
+        If so, no other thread can take one.
+        """
         return bool(self._begun_s) and threading.get_ident() == self.thread
 
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
@@ -225,11 +228,17 @@ class CallTimes:
         self._overlapped, self._is_copied = [], False
 
     def copied(self) -> None:
-        """Marks the end of the copy: the current call, or else the next, is the last that counts as overlapped."""
+        """Marks the end of the copy.
+
+        The current call, or the next one if none is running, is the last that counts as overlapped.
+        """
         self._is_copied = True
 
     def take_lost(self) -> float | None:
-        """Returns what the last snapshot cost the calls that overlapped it; None if unknown, or returned before."""
+        """Returns what the last snapshot cost the calls that overlapped it.
+
+        None if that is unknown, or was returned before.
+        """
         lost, self._lost = self._lost, None
         return lost
 

@@ -15,8 +15,8 @@ much training.  So the limit then rises to STAGED_SHARE_MAX, for one snapshot ev
 
 If another machine keeps copies (`Copies`), the reported interval is how much training the loss of
 this machine can cost.  That is the time from a capture until the copy of the next snapshot is whole
-on the other machine.  A fixed interval stays as it is, because snapshots are captured earlier.
-`auto` captures as it would without copies, and reports the longer interval.
+on the other machine.  With a fixed interval, snapshots are captured earlier, so that this time fits
+into the interval.  `auto` captures as it would without copies, and reports the longer interval.
 """
 
 from __future__ import annotations

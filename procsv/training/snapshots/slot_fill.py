@@ -33,9 +33,10 @@ PIECE_BYTES = 2 << 20  # `SlotCopy` copies this much at once, in about 0.1 ms, w
 class SlotCopy:
     """Copies arrays into the slot while the training thread waits, within a source's `capture`.
 
-    It copies the arrays that are not `held` as views; `held` is by number.  While it copies a
-    piece, it keeps the GIL, because training would wait up to 5 ms to get it back from a busy
-    Python thread.  Between two pieces other threads may take the GIL.
+    `held` says for each number whether the capture holds that array as a view.  The other arrays
+    are copied.  While this class copies a piece, it keeps the GIL, because the training thread
+    would wait up to 5 ms to get it back from a busy Python thread.  Between two pieces other
+    threads may take the GIL.
     """
 
     def __init__(self, layout: SlotLayout, sizes: list[int | None], held: Sequence[bool]) -> None:

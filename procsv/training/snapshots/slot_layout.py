@@ -62,7 +62,8 @@ class SlotLayout(msgspec.Struct, frozen=True):
 def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> SlotLayout:
     """Places tensors of these sizes (None: unknown).
 
-    All members of a pack are in the same one of the `groups` of numbers.
+    Each of `groups` lists numbers of tensors that may share a pack.  A pack has members of one
+    group only.
     """
     offsets, packs, at = [UNKNOWN] * len(sizes), list[Pack](), HEADER_BYTES
     small = {number: size for number, size in enumerate(sizes) if size is not None and size <= SMALL_BYTES_MAX}

@@ -1,10 +1,11 @@
 """The snapshots of one state source: one queue, one worker, one lock.
 
 A TrainingRun uses it.  Requests go into the queue (snapshot_queue.py), which decides what is
-captured when.  The training thread captures at the step boundary.  If it does not get there in
-time, the *worker* captures, a thread of the Snapshotter's own.  It then holds the boundary's lock,
-or captures beside a call that changes nothing.  Only the worker copies and publishes captures, in
-their order, and replaces memory that was removed (snapshot_worker.py).
+captured when.  The training thread captures at the step boundary.  The Snapshotter also has a
+thread of its own, the *worker*.  If the training thread does not reach the boundary in time, the
+worker captures.  It does so while it holds the boundary's lock, or beside a call that changes
+nothing.  Only the worker copies and publishes captures, in their order, and replaces memory that
+was removed (snapshot_worker.py).
 
 Lock order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the backend's lock.  A thread
 that holds the backend's lock takes no other.
@@ -123,8 +124,8 @@ class Snapshotter:
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
         """Publishes a snapshot of the present state, between two calls of the training thread.
 
-        Any thread but the worker may call it.  With `reuses`, a snapshot that was requested after
-        the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
+        Any thread but the worker may call it.  With `reuses`, a requested snapshot that was captured
+        since the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
@@ -332,8 +333,9 @@ class Snapshotter:
     def _capture_by_worker(self) -> None:
         """Captures without the training thread, which has not reached the boundary.
 
-        That thread is between two calls, in a long call, or gone.  Beside a call the worker
-        captures only for a stop, if the call lasts since the last try and changes nothing.
+        That thread is between two calls, in a long call, or gone.  During a call, the worker
+        captures only if the program is to stop, the call already ran at the worker's last try, and
+        the call changes nothing.
         """
         boundary, runs = self._boundary, self._boundary.runs
         if boundary.lock.acquire(blocking=False):

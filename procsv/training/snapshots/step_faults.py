@@ -1,8 +1,8 @@
 """Faults of a plan that the trainer carries out on itself between two steps.
 
 training_run.py uses it at the boundary.  A fault that a step triggers happens here, at that very
-step.  The journal entry is written before the fault, which may be a kill, so that the next
-incarnation knows that the fault has happened.  The watchdog sends timed faults as messages.
+step.  The journal entry is written before the fault, which may be a kill.  So the next attempt
+knows that the fault has happened.  The watchdog sends timed faults as messages.
 Without a plan this costs nothing.
 """
 
