@@ -165,7 +165,7 @@ class _Run:
     def _tell_of_start(self) -> None:
         """Pass the run's start to the commands of --on-event.
 
-        Tell the user, too, if the start is news: the previous watchdog was killed, for example.
+        If the previous watchdog was killed, tell the user, too.
         """
         clock = self._environment.clock
         started = Line(clock.wall(), str(WATCHDOG), 1, self._started)

@@ -1,10 +1,10 @@
 """The program's side of the watchdog that it starts for itself without `procsv launch`.
 
 The Runtime of such a program uses it.  `warm_up` starts the watchdog, which imports its modules
-while the program works.  `open_run` passes the run to the watchdog, and returns when the run has
-the logdir and its services start.  `close_run` returns when all is on disk and the watchdog and
-services are gone.  If the watchdog is
-killed, the program keeps training with its services, but nothing restarts them any more.
+while the program works.  `open_run` passes the run to the watchdog, and returns when the run holds
+the logdir.  `close_run` returns when all is on disk and every other process of the run is gone.  If
+the watchdog is killed, the program keeps training with its services, but nothing restarts the
+services.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class Snapshotter:
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
         """Publishes a snapshot of the present state, between two calls of the training thread.
 
-        Any thread but the worker may call it.  With `reuses`, a requested snapshot that was captured
-        since the last call ended is good enough.  Raises TimeoutError if no slot becomes free.
+        Any thread but the worker may call it.  With `reuses`, a requested snapshot is good enough
+        if it was captured since the last call ended.  Raises TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))

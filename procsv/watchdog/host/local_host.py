@@ -198,8 +198,8 @@ class LocalHost(TaskHost):
         """Handle a death.
 
         If a standby dies before it answers an order to become a task, the task has not started, and
-        is started again. But if that task was meanwhile asked to end, the standby's death counts as
-        the task's end.
+        is started again. But if the task was asked to end before that, the standby's death counts
+        as the task's end.
         """
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))

@@ -42,7 +42,7 @@ PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the stand
 LEAVE_S_MAX = 5.0  # how long a leaving standby may clean up once no task runs; then it is killed
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
 DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
-DEATHS_SAID = 4  # this many deaths within that time are reported to the user, once
+DEATHS_SAID = 4  # reported to the user when the deaths within that time reach this number
 
 
 class StandbyState(Enum):
@@ -195,7 +195,7 @@ class Standby(msgspec.Struct):
     def wait_s(self) -> float:
         """How long a due start waits for the standby to be ready.
 
-        0.0 if waiting would not help: then the start is cold.
+        0.0 if the standby is ready, or if no warm standby is about to be ready.
         """
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
         if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
@@ -237,7 +237,7 @@ class Standby(msgspec.Struct):
             self.handle(StandbyEvent.MORE, now_s)
 
     def comes_first(self) -> None:
-        """Make a warm standby before the first trainer.
+        """In mode warm, have a standby made before the first trainer.
 
         An earlier launch recorded the program's imports, so the standby can import them once, for
         all trainers.

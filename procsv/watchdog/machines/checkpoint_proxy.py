@@ -138,7 +138,7 @@ class CheckpointProxy:
     def _not_fetched(self, asked: Received, told: checkpoint_messages.RestoreFrom, why: str) -> None:
         """Ask for a state on disk instead of the state that could not be fetched.
 
-        The service answers once it has saved the latter to disk.
+        The service answers once it has saved that state to disk.
         """
         if not self._has_failed:
             self._has_failed = True

@@ -221,9 +221,9 @@ class Rejoining:
     """Finds the next coordinator after the loss of ours, while the task continues.
 
     Used by member_loop.py, which polls `find_coordinator` in each turn. The coordinator that wrote
-    the newest term of this start of the job has the logdir. From then on we ignore the previous
-    coordinator, even if it is alive and only cut off. If we are killed in here, the run has lost a
-    member, as at any other time.
+    the newest term of this start of the job has the logdir. Once we have found that term, we ignore
+    the previous coordinator, even if it is alive and only cut off. If we are killed in here, the
+    run has lost a member, as at any other time.
     """
 
     def __init__(self, joining: Joining, run: str, waiter: Waiter, clock: Clock) -> None:
