@@ -75,11 +75,11 @@ class Durable(Message, frozen=True):
 
 
 class SaveFailed(Message, frozen=True):
-    """Tells every peer that this save failed; the last good checkpoint stays.
+    """Tells every peer that this save failed.  The last good checkpoint stays, and the service
+    tries the newest state next.
 
-    The service tries the newest state next.  `run`, `incarnation` and `sequence` name the snapshot,
-    as in Durable.  `retry_in`: seconds until the next try, which comes earlier if a peer asks for
-    it.
+    `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until
+    the next try, which comes earlier if a peer asks for it.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)

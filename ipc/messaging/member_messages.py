@@ -53,20 +53,15 @@ class TermTold(Message, frozen=True):
 
 
 class AskTerm(Message, frozen=True):
-    """Asks which run begins or continues at this address.
-
-    The launch that asks does not belong to a run yet.  It repeats the question until it is
-    answered.
+    """Asks which run begins or continues at this address.  The launch that asks does not belong to
+    a run yet, and repeats the question until it is answered.
     """
 
     contract = Contract(COMMAND_LINE, WATCHDOG, is_reliable=False)
 
 
 class Welcome(Message, frozen=True):
-    """Tells a member its run.
-
-    It contains the Start of the coordinator's watchdog, with the addresses of all tasks.
-    """
+    """Tells a member its run: the Start of the coordinator, with the addresses of all tasks."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -167,9 +162,8 @@ class SnapshotOffered(Message, frozen=True):
 
 
 class AskSnapshot(Message, frozen=True):
-    """Asks for the chief's newest snapshot once its sequence exceeds `after`.
-
-    The coordinator forwards the question.
+    """Asks for the chief's newest snapshot once its sequence exceeds `after`.  The coordinator
+    forwards the question.
     """
 
     contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
@@ -207,9 +201,8 @@ class SignalTask(Message, frozen=True):
 
 
 class FreezeTask(Message, frozen=True):
-    """Orders a member to stop the task's own process by a signal, for a fault plan.
-
-    The member continues the process `seconds` later.
+    """Orders a member to stop the task's own process by a signal, for a fault plan.  The member
+    continues the process `seconds` later.
     """
 
     contract = Contract(WATCHDOG, MEMBER)
@@ -238,9 +231,8 @@ class ClearTask(Message, frozen=True):
 
 
 class TellTask(Message, frozen=True):
-    """Carries a message to this attempt of the task.
-
-    The attempt receives it as if it came from its own watchdog.
+    """Carries a message to this attempt of the task.  The attempt receives it as if it came from
+    its own watchdog.
     """
 
     contract = Contract(WATCHDOG, MEMBER)

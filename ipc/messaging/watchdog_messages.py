@@ -79,9 +79,8 @@ class Loaded(Message, frozen=True):
 
 
 class TrainsInStep(Message, frozen=True):
-    """Says that all tasks take each step together, so that no task can go on alone.
-
-    The program's strategy makes it so.
+    """Says that the program's strategy takes each step in all tasks together.  So no task can go on
+    alone.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)

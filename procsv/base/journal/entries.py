@@ -316,10 +316,7 @@ class CapturedByChief(Entry, frozen=True, kw_only=True, tag="captured_by_chief")
 
 
 class Held(Entry, frozen=True, kw_only=True, tag="held"):
-    """Says whether the other tasks are held between two steps for a snapshot.
-
-    Written when this changes.
-    """
+    """Tells whether other tasks are held between two steps for a snapshot; written on a change."""
 
     is_exact: bool
     ms: Annotated[float, Meta(ge=0)]
@@ -335,13 +332,10 @@ class SnapshotFailed(Entry, frozen=True, kw_only=True, tag="snapshot_failed"):
 
 
 class CheckpointsDeleted(Entry, frozen=True, kw_only=True, tag="checkpoints_deleted"):
-    """The program has deleted its logdir with its checkpoints.
-
-    `kept`: procsv puts the checkpoints back for the program's session.
-    """
+    """The program has deleted its logdir with its checkpoints; `kept`: procsv puts them back."""
 
     count: int
-    kept: bool = False
+    kept: bool = False  # the checkpoints, for the program's session
 
 
 class SnapshotsResumed(Entry, frozen=True, kw_only=True, tag="snapshots_resumed"):
@@ -359,10 +353,7 @@ class Adopted(Entry, frozen=True, kw_only=True, tag="adopted"):
 
 
 class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
-    """The launch that hosts this task on another machine was silent for `silent` seconds.
-
-    The task counts as dead.
-    """
+    """This task's launch on another machine was silent for `silent` s; the task counts as dead."""
 
     host: str
     silent: Seconds
@@ -370,10 +361,7 @@ class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
 
 
 class MemberReplaced(Entry, frozen=True, kw_only=True, tag="member_replaced"):
-    """The launch that hosts this task on another machine was killed.
-
-    Another launch on the same machine has replaced it.
-    """
+    """This task's launch on another machine was killed, and another launch there replaced it."""
 
     host: str
     before: Pid  # of the killed launch
@@ -396,20 +384,14 @@ class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
 
 
 class StateNotFetched(Entry, frozen=True, kw_only=True, tag="state_not_fetched"):
-    """A task on another machine could not fetch the chief's state from memory.
-
-    So it starts from the checkpoint.
-    """
+    """A task on another machine could not fetch the chief's memory, so it uses the checkpoint."""
 
     step: Step
     why: str
 
 
 class MirrorKept(Entry, frozen=True, kw_only=True, tag="mirror_kept"):
-    """The launch of this task now keeps a copy of the chief's memory on another machine.
-
-    Written for the first copy only.
-    """
+    """This task's launch, on another machine, has made its first copy of the chief's memory."""
 
     step: Step
     bytes: Count
@@ -432,10 +414,7 @@ class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
 
 
 class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched"):
-    """The copy of the lost chief's memory could not be fetched.
-
-    So training resumes from an older state.
-    """
+    """The lost chief's memory copy could not be fetched, so training uses an older state."""
 
     step: Step
     host: str
