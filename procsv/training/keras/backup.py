@@ -171,7 +171,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     def on_train_end(self, logs: Any = None) -> None: ...
 
     def go_to(self, epoch: int, batch: int) -> None:
-        """Set Keras' counters: how many epochs have ended, and the last batch of the current one."""
+        """Set Keras' counters: ended epochs, and the last batch of the current epoch."""
         self._current_epoch, self._last_batch_seen = epoch, batch
 
     def delete_backups(self) -> None:

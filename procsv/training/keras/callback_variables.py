@@ -38,7 +38,10 @@ def count_variables(holder: Any) -> Counts:
 
 
 def variables_in(value: Any, depth: int = 0) -> tuple[list[Any], bool]:
-    """Return the variables in `value`, and whether it holds nothing else and procsv can save them."""
+    """Return the variables in `value`, and whether procsv can save `value` by saving them.
+
+    It can if `value` holds nothing else, and if the rank of each variable is known.
+    """
     kind = type(value)
     if hasattr(kind, "assign") and hasattr(value, "shape"):
         is_saved = getattr(value.shape, "rank", 0) is not None

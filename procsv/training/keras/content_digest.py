@@ -73,7 +73,7 @@ def is_library(module: str) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """Return whether `value` is a class or function of the program, or an object of such a class."""
+    """Return whether `value` is the program's own: a class, a function, or an object of a class."""
     if isinstance(value, types.FunctionType):
         return not is_library(value.__globals__.get("__name__") or "")
     if isinstance(value, types.MethodType):
@@ -379,7 +379,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def is_time_of_process(value: float) -> bool:
-    """Return whether a number is a time after this process, or the standby it forked from, began."""
+    """Return whether a number is a time since this process or the standby it came from began."""
     return _BEGAN_S <= value <= time.time()  # noqa: TID251  no duration
 
 

@@ -279,7 +279,7 @@ def caches_random(steps: list[Any], draws: bool) -> bool:
 
 
 def reads_ahead(dataset: Any) -> bool:
-    """Return whether a pipeline reads ahead, and so finds its end before the program asks for it."""
+    """Return whether a pipeline reads ahead: it finds its end before the program asks for it."""
     return any("Prefetch" in type(one).__name__ or "Parallel" in type(one).__name__ for one in steps_of(dataset))
 
 

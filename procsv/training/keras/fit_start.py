@@ -42,8 +42,8 @@ class EndedFits:
     """The final states of one program's fits, in `directory`.
 
     Each state is a checkpoint's files, linked under the key of the fit, so that retention leaves
-    them alone. All states together take as much room as a few checkpoints. Older ones are removed,
-    and the program trains those fits again if it runs them again.
+    them alone. All states together take as much room as a few checkpoints. Older states are
+    removed. If the program runs their fits again, it trains them again.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -206,7 +206,7 @@ class FitStart:
         self.found = found
 
     def build(self, place: Plain) -> None:
-        """Create all variables before the first batch, because the state of `place` goes into them."""
+        """Create all variables before the first batch. The state of `place` goes into them."""
         try:
             build_model(self._model, self._epochs)
         except Exception as error:

@@ -191,7 +191,7 @@ def _at_predict_batch(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _count_batch() -> None:
-    """Count a batch that is no step of the fit, even if a callback of the fit evaluates."""
+    """Count a batch of an evaluation or a prediction, also if a callback of the fit makes it."""
     if _running:
         _running[-1][0].count_batch()
 

@@ -42,7 +42,7 @@ knows_files = (
     and hasattr(saving, "_serialize_model_as_json")
     and any("_h5_entry_group" in one.__code__.co_names for one in vars(Store).values() if hasattr(one, "__code__"))
 )
-# Since Keras 3.10, a method of its own decides whether to save.
+# Since Keras 3.10, ModelCheckpoint has a separate method that decides whether to save.
 decides_apart = hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model")
 
 MEMBER = "model.weights.h5"  # in a .keras archive

@@ -186,7 +186,7 @@ class DataPosition:
             self._own.write(values, [left if encode(now) == encode(began) else now for began, now, left in triples])
 
     def _record(self, call: Callable[[], None], states: list[bytes]) -> None:
-        """Call a hook of the dataset, and record in `states` the random state that it draws from."""
+        """Call a hook of the dataset. Record in `states` the random state that it draws from."""
         before = encode(read_random())
         call()
         has_drawn = encode(read_random()) != before
@@ -304,7 +304,7 @@ class DataPosition:
             yield from self._counted(self._resumed(saved, last_batch))
 
     def _end_epochs_again(self, saved: Saved) -> None:
-        """Call the hooks of a PyDataset that shuffles itself until it has the order of this epoch."""
+        """Call the hooks of a shuffling PyDataset, so that it has the order of this epoch."""
         self._ends[:], self._begins[:] = saved.ends, saved.begins[: len(saved.ends)]
         keep = read_random()
         for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):

@@ -259,7 +259,7 @@ class RunSeeds:
     def _take_for_unseeded(self, state: Any) -> None:
         """Note that `random` is unseeded in `state`, and in the state after its next change.
 
-        The generator's numbers change once in 624 draws.
+        The generator makes 624 numbers at a time, and its state changes only then.
         """
         later = random.Random()
         later.setstate(state)
@@ -423,7 +423,7 @@ def holds_only_the_model(path: str) -> bool:
 
 
 def open_writers_again(board: Any) -> None:
-    """Have a TensorBoard callback reopen its writers, and continue at the step in its attributes."""
+    """Have a TensorBoard callback reopen its writers and continue at the step in its attributes."""
     board._close_writers()
     board._writers = {}
     board._is_tracing = board._profiler_started = False

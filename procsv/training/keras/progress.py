@@ -104,7 +104,7 @@ class Series:
         self.ended: list[str] = []  # keys of the fits that have ended, in earlier attempts too
         self.has_removed = False  # the end of a fit was removed, to make room
         self._open: FitKind | None = None  # what kind of fit the newest is, until it has ended
-        self._begun: dict[str, int] = {}  # by the key of a fit's start: how many have begun so, the newest last
+        self._begun: dict[str, int] = {}  # how many fits have begun with each key; the newest key is last
 
     def begin_fit(self, kind: FitKind | None) -> None:
         """Begin a fit. `kind` is None if the fit is not to resume when it is called again after an

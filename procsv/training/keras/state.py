@@ -126,7 +126,7 @@ class FitState(EagerState):
         """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files, self._find_variables = count_calls, files, find_variables
-        self.specs: dict[str, Spec] = {}  # of the callbacks' variables that are tracked
+        self.specs: dict[str, Spec] = {}  # of the callbacks' variables that are tracked, by their attribute
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
         self._of_step: list[Any] = []
@@ -184,15 +184,17 @@ class FitState(EagerState):
         return found
 
     def _track(self, of_callbacks: dict[str, list[Any]]) -> None:
+        """Track these variables of the callbacks instead of the earlier ones."""
         variables = [one for own in of_callbacks.values() for one in own]
         if list(map(id, variables)) != list(map(id, self._rest.of_callbacks)):
             self._rest.of_callbacks = variables
         self.specs = {name: spec_of(own) for name, own in of_callbacks.items()}
 
     def _track_as_saved(self, place: Plain) -> list[str]:
-        """Track the callbacks' variables that the state of `place` has.
+        """Track exactly the callbacks' variables that the state of `place` has.
 
-        Return the attributes that it lacks, or for which the program now has other variables.
+        Where the program has other variables now, or none, track placeholders instead. Return the
+        attributes that are not restored: these, and attributes that the state lacks.
         """
         now, saved = self._of_callbacks(), place.get("variables", {})
         fits = {name for name, spec in saved.items() if name in now and spec_of(now[name]) == spec}
@@ -295,7 +297,7 @@ class FitState(EagerState):
             log.warning(
                 "procsv: the saved state does not fit the variables of %s: they start as the program makes them", names
             )
-        self._track(self._of_callbacks())
+        self._track(self._of_callbacks())  # the next snapshot has the program's variables, without placeholders
 
 
 def _counted_in(graph: Any, known: set[int]) -> list[Any]:
