@@ -180,6 +180,7 @@ class Fit:
 
     def _put_back(self) -> None:
         found = self._start.take_found()
+        self._progress.trace_as_earlier_fit(self._trace_step)
         if found is None:
             self._logged.begin_anew()
             return
@@ -189,11 +190,12 @@ class Fit:
         self._logged.remove_repeated(
             found.place["callbacks"], lambda: read_program_pids(self._runtime.connection.paths.journal)
         )
-        if found.place.get("model") and not self.model.run_eagerly:
-            # An undisturbed fit traces its step before training changes the model's attributes, so trace the step here,
-            # before `put_back_progress` restores the changed ones.
-            trace_step(self.model, self._epochs.element_spec)
+        # An undisturbed fit traces its step before training changes the model's attributes.
+        self._progress.put_back_trainable(found.place, self._trace_step)
         self._progress.put_back_progress(found.place)
+
+    def _trace_step(self) -> None:
+        trace_step(self.model, self._epochs.element_spec)
 
     # -- steps -----------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
@@ -203,6 +205,7 @@ class Fit:
 
     def leave_step(self) -> None:
         """Before the callbacks' `on_train_batch_end`, mark the end of a step."""
+        self._progress.note_step()
         if self._is_past_first:
             self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
 

@@ -15,7 +15,7 @@ import inspect
 import itertools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -354,6 +354,18 @@ def is_random_generator(value: Any) -> bool:
     """
     is_global = value is getattr(random.random, "__self__", None) or value is getattr(np.random.rand, "__self__", None)
     return type(value) in (random.Random, np.random.Generator, np.random.RandomState) and not is_global
+
+
+def read_trainable(model: Any) -> list[bool]:
+    """Return for the model and each of its layers whether it is to be trained."""
+    return [bool(layer.trainable) for layer in layers_of(model)]
+
+
+def write_trainable(model: Any, flags: Sequence[bool]) -> None:
+    """Set what `read_trainable` returned. A layer passes its own on to the layers in it, which follow."""
+    for layer, flag in zip(layers_of(model), flags, strict=True):
+        if bool(layer.trainable) != flag:
+            layer.trainable = flag
 
 
 # -- the training function -------------------------------------------------------------------------------------

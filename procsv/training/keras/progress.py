@@ -10,6 +10,8 @@ restores it. The module also has a fit's options and its evaluations.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, MutableMapping
 from typing import Any, Literal
 
 import msgspec
@@ -45,6 +47,8 @@ Stop = Literal["", "run", "decided", "asked"]
 SAVE_S = 600.0  # between periodic checkpoints
 BEGUN_MAX = 10_000  # remembered starts of fits; the end of a fit whose start was forgotten is not found either
 ENDED_MAX = 1000  # remembered ends of earlier fits
+# Models whose last fit had ended and was not trained again: its training function, and which layers it trains.
+_untraced: MutableMapping[Any, tuple[Callable[[], Any], list[bool]]] = weakref.WeakKeyDictionary()
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -226,6 +230,7 @@ class FitProgress:
         self.position = DataPosition(epochs, options.data)
         self.evaluation = Evaluation(self._model, self.position)
         self.epoch, self.batch = 0, -1
+        self._step: tuple[Any, list[bool]] = (None, [])  # the training function, and what it trains
         self.is_over = False
         self.stop: Stop = ""
         self.launch_s = 0.0  # when the launch was asked for; 0.0 without a launch
@@ -272,6 +277,7 @@ class FitProgress:
             "evaluation": self.evaluation.read_evaluation(),
             "callbacks": read_callbacks(self._callbacks),
             "model": read_model(self._model),
+            "trainable": [self._step[1], private.read_trainable(self._model)],
             "calls": self._other_calls,
             "random": read_random(),
             "keys": list(self._series.keys),
@@ -335,12 +341,50 @@ class FitProgress:
             results, model = self._results, self._model
             private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())
 
+    def put_back_trainable(self, place: Plain, trace: Callable[[], object]) -> None:
+        """Restore which layers are trained. `trace` traces the training function.
+
+        Keras traces the function at the first step. What a callback changes later counts only in a
+        function that is made later. So trace the function before restoring such changes.
+        """
+        model = self._model
+        step, now = place.get("trainable", ([], []))
+        is_new = bool(step) and step != private.read_trainable(model)
+        if is_new:
+            private.write_trainable(model, step)
+            model.make_train_function(force=True)
+        if (is_new or step != now or place.get("model")) and not model.run_eagerly:
+            trace()
+        elif place["over"]:  # most models are not trained again, so do not trace in vain
+            _untraced[model] = (weakref.ref(model.train_function), step)
+        self._step = (model.train_function, step or private.read_trainable(model))
+        if now:
+            private.write_trainable(model, now)
+
+    def trace_as_earlier_fit(self, trace: Callable[[], object]) -> None:
+        """Trace the training function with the layers that an earlier fit of the model trained.
+
+        Without a crash, that fit traced it, and Keras ignores what the program has frozen since, until
+        the program compiles the model again.
+        """
+        model, now = self._model, private.read_trainable(self._model)
+        function, step = _untraced.pop(model, (lambda: None, []))
+        if step and step != now and function() is model.train_function and not model.run_eagerly:
+            private.write_trainable(model, step)
+            trace()
+            private.write_trainable(model, now)
+
     # -- an early end ----------------------------------------------------------------------------------------
     def has_decided(self) -> bool:
         """Return whether a callback says, as EarlyStopping does, that this epoch is the last."""
         return self.epoch > 0 and any(getattr(one, "stopped_epoch", None) == self.epoch for one in self._all_callbacks)
 
     # -- steps -----------------------------------------------------------------------------------------------
+    def note_step(self) -> None:
+        """After a step, and before the callbacks see it, note what a new training function trains."""
+        if self._model.train_function is not self._step[0]:
+            self._step = (self._model.train_function, private.read_trainable(self._model))
+
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.batch, self.position.is_done = epoch, -1, False
 

@@ -222,6 +222,59 @@ def test_the_attributes_of_a_model_are_state(
     assert start("run", 0) == wanted
 
 
+class Freeze(keras.callbacks.Callback):
+    """Freezes the first layer in the second epoch, and has Keras make the training function again, or not."""
+
+    def __init__(self, makes_again: bool) -> None:
+        super().__init__()
+        self.makes_again = makes_again
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.layers[0].trainable = False
+            if self.makes_again:
+                self.model.make_train_function(force=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("makes_again", [True, False])
+def test_a_layer_that_a_callback_freezes_is_as_frozen_in_a_resumed_fit(
+    makes_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(directory: str, raises: int) -> Any:
+        monkeypatch.setattr(backup, "numbers", FitNumbers())  # as in another process
+        model = new_model()
+        with contextlib.suppress(Raised):
+            fit(model, callback(tmp_path / directory), Freeze(makes_again), Raise(raises), epochs=3)
+        hooks.abandon_all()
+        return [weight.tobytes() for weight in model.get_weights()], model.layers[0].trainable
+
+    wanted = start("alone", 0)
+    for raises in (6, 6):  # in the second epoch, and in the third
+        start("run", raises)
+    assert start("run", 0) == wanted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_what_a_program_freezes_after_an_ended_fit_without_compiling_is_trained_as_without_a_crash(
+    epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(directory: str, raises: int) -> Any:
+        monkeypatch.setattr(backup, "numbers", FitNumbers())  # as in another process
+        model = new_model()
+        fit(model, callback(tmp_path / directory), epochs=epochs)
+        model.layers[0].trainable = False
+        with contextlib.suppress(Raised):
+            fit(model, callback(tmp_path / directory), Raise(raises), epochs=2)
+        hooks.abandon_all()
+        return [weight.tobytes() for weight in model.get_weights()]
+
+    wanted = start("alone", 0)
+    start("run", 3)
+    assert start("run", 0) == wanted
+
+
 class Ending:
     """A fit that does nothing but end."""
 
