@@ -1,7 +1,7 @@
 """Give the checkpoint service access to its machine: disk, slots, processes and threads.
 
-Messages go another way. process.py creates the real environment; the simulation uses one that
-exists only in memory.  This module decides nothing.
+process.py handles the messages itself.  It creates the real environment; the simulation uses one
+that exists only in memory.  This module decides nothing.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ class CheckpointEnvironment:
             disk.try_to_remove_tree(directory)
 
     def parcels(self) -> list[Path]:
-        """Returns the files that trainers have handed over and that wait for placing, oldest
-        first.
+        """Returns the files that trainers have handed over and that are still to be placed.
+
+        The oldest comes first.
         """
         return list_parcels(self._start.paths.shm_dir)
 

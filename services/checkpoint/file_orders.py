@@ -1,4 +1,4 @@
-"""Put in place the files that trainers hand over besides their state, such as Keras' model files.
+"""Put files in place that trainers hand over in addition to their state: Keras' model files.
 
 A *parcel* is such a file in shared memory, with the path where it belongs (ipc/shm/file_parcel.py).
 process.py uses this module on its main thread.  The disk thread places files and writes checkpoints
@@ -41,7 +41,7 @@ class FileOrders:
         return self._under_way > 0
 
     def place(self, received: Received, message: PlaceFile) -> None:
-        """Places a file; answers once it is in place, or with the reason why it cannot be."""
+        """Places a file.  Answers once the file is in place, or with the reason why it is not."""
         parcel = Path(message.parcel)
         if parcel in self._askers:
             self._askers[parcel].append(received)

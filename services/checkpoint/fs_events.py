@@ -131,7 +131,9 @@ class Watch:
         self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
 
     def is_news(self, path: bytes | str) -> bool:
-        """Whether a change of this file may be another process's new or removed checkpoint."""
+        """Whether this file's change may mean that another process added or removed a
+        checkpoint.
+        """
         return is_of_interest(path) and not self._own.has(os.fsdecode(path))
 
     def close(self) -> None:

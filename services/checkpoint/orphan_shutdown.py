@@ -1,11 +1,11 @@
 """End a run whose watchdog is dead: wait for the trainer, then remove the run's files.
 
-process.py calls it when the lifeline is cut.
+process.py calls it when the lifeline is cut.  The trainer saves and exits by itself.  This module
+kills it after the grace period.  But if the program was started without `procsv launch`, its
+trainer trains on.  Then this module never kills the trainer, and waits for it without limit.
 
-1.  The trainer saves and exits by itself.  This module kills it after the grace period.  If the
-program was started without `procsv launch`, its trainer trains on.  This module never kills it, and
-waits without limit. 2.  This module waits for the other services to end. 3.  This module removes
-the run's files.  If another launch has acquired the logdir by then, it removes nothing.
+Once the other services have ended, too, this module removes the run's files.  If another launch has
+acquired the logdir by then, it removes nothing.
 """
 
 from __future__ import annotations

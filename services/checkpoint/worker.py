@@ -76,7 +76,7 @@ class Worker:
     def _report(self, error: Exception) -> None:
         """Logs a failure once with its traceback, and its repetitions ever more rarely.
 
-        So a disk that stays full for a week fills no log.
+        So a disk that stays full for a week does not fill the log.
         """
         failure = f"{type(error).__name__}: {strip_numbers(str(error))}"
         if failure != self._failure:

@@ -71,7 +71,7 @@ def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
 
 
 class EventFile:
-    """One event file, open for appending.  `offset` is where the records that count end."""
+    """One event file, open for appending.  `offset` is the end of its valid records."""
 
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
         """Opens `path`, and creates the file if it does not exist.

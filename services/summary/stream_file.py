@@ -137,7 +137,9 @@ class Stream(msgspec.Struct):
             raise OSError(f"short write to {self._position_path}")
 
     def _position_is_in_place(self) -> bool:
-        """Returns False if something has removed the file, such as a job that cleans up /tmp."""
+        """Returns False if something has removed the position, such as a clean-up of temporary
+        files.
+        """
         return self._position_fd >= 0 and os.fstat(self._position_fd).st_nlink > 0
 
     def _close_position(self) -> None:

@@ -167,9 +167,9 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Follows a plan from a snapshot or from the stored file.
+        """Follows a plan from a snapshot or from the stored file, until a trainer sends its own.
 
-        Does nothing once a plan is known: a trainer's own plan is newer.
+        Does nothing if a plan is known already.
         """
         if self.directory.plan is None:
             self._on_plan(plan, now_s)

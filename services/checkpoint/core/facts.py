@@ -110,9 +110,10 @@ class Scan(msgspec.Struct, frozen=True):
 class Verified(msgspec.Struct, frozen=True):
     """The result of examining an external checkpoint.
 
-    Without an `error`, it was read whole and synced.  `files` is empty if the checkpoint is
-    unusable; without an error, it is empty if the checkpoint changed while it was read.  `is_read`
-    is False if the checkpoint could not be read; it may still be good.
+    `error` says why the checkpoint is not good; it is "" if the checkpoint was read whole and
+    synced.  `files` is empty if the checkpoint is unusable.  `files` is also empty, without an
+    error, if the checkpoint changed while it was read.  `is_read` is False if the checkpoint could
+    not be read; it may still be good.
     """
 
     path: str

@@ -1,8 +1,8 @@
 """Answer the peers that wait for a state to be on disk.
 
-Part of the core (core.py).  Pure.  A *wish* comes from a trainer, which asks to make one snapshot
-durable for a given reason.  An *ending* comes from the watchdog.  After a trainer's death, it asks
-to save what the trainer left.  At the end of the run, it asks to save everything.
+Part of the core (core.py).  Pure.  With a *wish*, a trainer asks to make one snapshot durable, and
+names the reason.  With an *ending*, the watchdog asks to save what a dead trainer left, or to save
+everything at the end of the run.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def retain(
 ) -> RetentionOutcome:
     """Adds `new` to the list, and trims the list by the rule.
 
-    `new` comes last, but before those checkpoints at the end of the list that are in `later`: they
-    hold later states.
+    The checkpoints in `later` hold later states.  If the list ends with some of them, `new` goes
+    before these; otherwise it goes last.
     """
     chain = [kept for kept in listed if kept.path != new.path]
     at = len(chain)

@@ -121,7 +121,7 @@ def read_index(prefix: str) -> Bundle:
 def check_structure(prefix: str) -> Bundle:
     """Returns the index, after checking that each data file exists and is long enough.
 
-    BadBundle names the file that is not.
+    BadBundle names a file that is missing or too short.
     """
     bundle = read_index(prefix)
     needed = dict.fromkeys(range(bundle.num_shards), 0)

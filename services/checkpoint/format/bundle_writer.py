@@ -5,8 +5,8 @@ a snapshot that cannot become a checkpoint, before any file is touched.  This mo
 or reads a file.  It makes nothing durable; it only lets the disk begin to write early.
 
 It reads each byte from the slot once, a chunk at a time.  While a chunk is in the processor's
-cache, the chunk is hashed twice and written.  One hash is compared with the trainer's checksum; the
-other becomes the file's checksum.
+cache, this module hashes it and writes it.  One hash is compared with the trainer's checksum.  The
+others become checksums of the new file.
 """
 
 from __future__ import annotations

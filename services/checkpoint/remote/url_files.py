@@ -1,9 +1,9 @@
 """Keep checkpoints in a directory at a URL, so that a kill at any line does no damage.
 
-The store uses it.  It writes and verifies the files in a staging directory in the run's local home,
-then this module uploads them.  Remote filesystems have neither atomic renames nor fsync.  So the
-order is: upload the files, read them back, write the manifest, and replace the `checkpoint` file
-last.  No upload overwrites a whole checkpoint.
+The store writes and verifies the files in a staging directory in the run's local home.  Then it
+calls this module, which uploads them.  Remote filesystems have neither atomic renames nor fsync.
+So the order is: upload the files, read them back, write the manifest, and replace the `checkpoint`
+file last.  No upload overwrites a whole checkpoint.
 
 An older checkpoint has the same name if the Saver has no global step.  Then the new checkpoint is
 first uploaded whole to `procsv-staging/<sequence>/` in the same directory, and copied from there.

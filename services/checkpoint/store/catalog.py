@@ -1,6 +1,6 @@
 """Find and verify the checkpoints in a directory, and move bad ones aside.
 
-The store calls it on the disk thread.  It never deletes anything.  It never trusts a name: it
+The store calls it on the disk thread. It never deletes anything. It never trusts a name: it
 verifies each checkpoint file by file.
 """
 
@@ -170,7 +170,7 @@ def _is_of(manifest: Manifest | None, path: str) -> bool:
 
 
 def verify_foreign(path: str) -> int:
-    """Verify a checkpoint without a manifest by its own checksums.  Return its step.
+    """Verify a checkpoint without a manifest by its own checksums. Return its step.
 
     Such a checkpoint is TensorFlow's or the user's.
     """

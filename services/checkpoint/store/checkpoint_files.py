@@ -24,14 +24,14 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 class CheckpointFiles(Protocol):
     """A place for checkpoints.
 
-    Only the disk thread calls it.  Any method may raise OSError.
+    Only the disk thread calls it. Any method may raise OSError.
     """
 
     def has_logdir(self) -> bool:
         """Whether the logdir exists.
 
-        A program may delete its logdir and create it again.  It would fail if we had created the
-        logdir first.
+        A program may delete its logdir and create it again. The program would fail if we had
+        created the logdir first.
         """
 
     def check_lease(self) -> None:

@@ -74,7 +74,7 @@ class Store:
     def lineage(self) -> frozenset[str]:
         """Return the earlier runs of this logdir that left snapshots in shared memory.
 
-        Also record this run for the next service.  Snapshots of any other run belong to a deleted
+        Also record this run for the next service. Snapshots of any other run belong to a deleted
         logdir and are not restored.
         """
         last = read_run(self._paths.run_json)
@@ -151,7 +151,7 @@ class Store:
     def verify_slot(self, info: SlotInfo) -> None:
         """Compare a slot with its checksums.
 
-        Raise SlotBad if they differ, SlotGone if the slot holds another state.  This reads only
+        Raise SlotBad if they differ, SlotGone if the slot holds another state. This reads only
         memory, so it may run on any thread.
         """
         reader = self._read_slot(info)

@@ -74,7 +74,7 @@ class StagingArea:
         """Create an empty staging directory.
 
         A machine that takes over the logdir writes its lease first, and then removes the staging
-        directories that it finds.  Suppose that we still hold the lease after this call.  Then
+        directories that it finds. Suppose that we still hold the lease after this call. Then
         every later takeover finds this directory and removes it, and our renames fail from then on.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
@@ -89,8 +89,8 @@ class StagingArea:
     def commit(self, staging: Path, intent: Intent) -> list[str]:
         """Move the synced files of `staging` into place.
 
-        Return the old checkpoints that could not be deleted.  On an error, undo everything, then
-        raise the error.  If another run has taken over, undo nothing and raise Fenced: that run has
+        Return the old checkpoints that could not be deleted. On an error, undo everything, then
+        raise the error. If another run has taken over, undo nothing and raise Fenced: that run has
         already finished, undone or dropped this commit.
         """
         try:
@@ -119,11 +119,11 @@ class StagingArea:
     def recover_commits(self, elsewhere: Path | None = None) -> None:
         """Finish interrupted commits: carry out whole ones, undo damaged ones, and sweep the rest.
 
-        `elsewhere`: the checkpoint directory that the program asks for.  Two kinds of commit stay
-        for the next call: a commit that cannot be read now, and a commit into a foreign directory.
-        Foreign is any directory but `elsewhere` and the directory that holds the staging area.  An
-        `intent.json` that came with a copied logdir must not decide where we write.  Killed here:
-        the next start does the same again.
+        Two kinds of commit stay for the next call. One kind cannot be read now. The other kind
+        points to a foreign directory, because an `intent.json` that came with a copied logdir must
+        not decide where we write. Only two directories are not foreign: the directory that holds
+        the staging area, and `elsewhere`, the checkpoint directory that the program asks for.
+        Killed here: the next start does the same again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -229,8 +229,8 @@ class StagingArea:
                 raise
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
-        # Killed here, or power lost: the intent is still there, so the next start deletes the files again.  (A power
-        # failure may bring them back.)  An OSError is ignored.  Either the directory is gone with all its files, or the
+        # Killed here, or power lost: the intent is still there, so the next start deletes the files again. (A power
+        # failure may bring them back.) An OSError is ignored. Either the directory is gone with all its files, or the
         # disk is failing, and the next commit will report that.
         with contextlib.suppress(OSError):
             fence.flush_removals()
@@ -352,7 +352,7 @@ def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None
 def _sweep(staging: Path) -> None:
     """Remove a staging directory.
 
-    The process that made it may still live, and keep creating files in it.  Files that cannot be
+    The process that made it may still live, and keep creating files in it. Files that cannot be
     removed stay for the next call.
     """
     for _ in range(SWEEPS_MAX):
@@ -396,7 +396,7 @@ def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Finish interrupted deletions: remove manifests whose index is gone, and their files.
 
     If a manifest's name does not begin with `basename`, the checkpoint belonged to another Saver of
-    the program, which has deleted it.  Then remove only the manifest, because we added it.
+    the program, which has deleted it. Then remove only the manifest, because we added it.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):

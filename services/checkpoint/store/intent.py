@@ -1,8 +1,8 @@
 """Read and write a commit's intent: everything that another process needs to finish the commit.
 
 The commit (commit.py) writes the intent into its staging directory once all files there are
-complete.  A logdir may be moved or copied before the commit is finished, so paths inside the
-checkpoint's directory are stored relative to it.  An intent for a directory outside the logdir is
+complete. A logdir may be moved or copied before the commit is finished, so paths inside the
+checkpoint's directory are stored relative to it. An intent for a directory outside the logdir is
 valid only where it was made.
 """
 
@@ -65,7 +65,7 @@ def read_intent(staging: Path) -> Intent | None:
     """Read the intent of a commit.
 
     Return None if there is no intent, or if it is damaged, was made for another place, or would
-    change files other than its checkpoint's.  OSError if it cannot be read now.
+    change files other than its checkpoint's. OSError if it cannot be read now.
     """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)

@@ -1,6 +1,6 @@
 """List a directory's checkpoints, and the files that belong to no checkpoint.
 
-tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL.  It only reads,
+tools/inventory.py uses it for a local directory, and remote/catalog.py for a URL. It only reads,
 so it is safe during a run.
 """
 
@@ -43,7 +43,7 @@ class Inventory(msgspec.Struct, kw_only=True):
 
 
 class CheckpointDirectory(Listing):
-    """A checkpoint directory that the inventory can read.  Any method may raise OSError."""
+    """A checkpoint directory that the inventory can read. Any method may raise OSError."""
 
     @abstractmethod
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:

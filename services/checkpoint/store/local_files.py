@@ -1,10 +1,10 @@
-"""Keep checkpoints in an ordinary directory.  For a URL, remote/url_files.py does the same.
+"""Keep checkpoints in an ordinary directory. For a URL, remote/url_files.py does the same.
 
-The store uses this module.  It finishes interrupted commits and deletions before it reads or saves
+The store uses this module. It finishes interrupted commits and deletions before it reads or saves
 anything. commit.py defines the order of a save's writes.
 
 This module also *adopts* the checkpoints of other writers, after scan.py has verified them: it
-gives each a manifest and its place on the list.  It deletes only what the supervised Saver's
+gives each a manifest and its place on the list. It deletes only what the supervised Saver's
 settings say to delete.
 """
 
@@ -183,10 +183,10 @@ class LocalFiles:
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Adopt a checkpoint.  An OSError leaves everything unchanged.
+        """Adopt a checkpoint. An OSError leaves everything unchanged.
 
-        `own`: the supervised Saver has saved it.  The trainer reports this only after the save has
-        ended.  So if `own` is False and a Saver holds the lock, the owner is still unknown, and the
+        `own`: the supervised Saver has saved it. The trainer reports this only after the save has
+        ended. So if `own` is False and a Saver holds the lock, the owner is still unknown, and the
         adoption waits.
         """
         self.check_lease()

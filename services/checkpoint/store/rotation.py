@@ -1,12 +1,12 @@
 """Work out the list of checkpoints after a save, and which old checkpoints to delete.
 
-retention.py has the rules, and knows no files.  This module looks at the files and applies the
-rules.  It returns what to list and what to delete, and writes and deletes nothing itself.
-local_files.py calls it on the disk thread.  While the list changes, local_files.py holds the lock
+retention.py has the rules, and knows no files. This module looks at the files and applies the
+rules. It returns what to list and what to delete, and writes and deletes nothing itself.
+local_files.py calls it on the disk thread. While the list changes, local_files.py holds the lock
 on the `checkpoint` file.
 
 A list belongs to a *plan*, which holds the supervised Saver's settings: a save path, and how many
-checkpoints to keep.  Other Savers of the program may write to the same list.
+checkpoints to keep. Other Savers of the program may write to the same list.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Rotation:
     def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
         """Treat the listed checkpoints as ours, as TensorFlow's Saver does.
 
-        Further calls for the same save path do nothing.  A checkpoint that was saved since the run
-        began is ours only if its manifest says so.  `listing`: the present listing, if the caller
+        Further calls for the same save path do nothing. A checkpoint that was saved since the run
+        began is ours only if its manifest says so. `listing`: the present listing, if the caller
         has it.
         """
         save_path = absolute_save_path(plan)
@@ -142,7 +142,7 @@ def run_began(start: Start) -> float | None:
 
 
 def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-    """Return the rule for a plan's checkpoints.  `next_keep` replaces the stored time."""
+    """Return the rule for a plan's checkpoints. `next_keep` replaces the stored time."""
     if next_keep is None:
         base = Path(absolute_save_path(plan)).name
         next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))

@@ -26,7 +26,7 @@ _INDEX = ".index"
 def scan_directory(plan: CheckpointPlan) -> Scan:
     """List the external checkpoints.
 
-    A missing directory is reported as `trouble`.  Other errors of the disk raise OSError.
+    A missing directory is reported as `trouble`. Other errors of the disk raise OSError.
     """
     directory = Path(names.absolute_save_path(plan)).parent
     try:
@@ -73,7 +73,7 @@ def _gone(directory: Path) -> str:
 
 
 def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | None:
-    """Return the checkpoint as it is now.  None if it has its own manifest, or is gone."""
+    """Return the checkpoint as it is now. None if it has its own manifest, or is gone."""
     with contextlib.suppress(FileNotFoundError):
         if names.has_files(path) and not is_known(path, manifest):
             return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)

@@ -52,7 +52,7 @@ class Listing(ABC):
 
     @abstractmethod
     def manifest_of(self, path: str) -> Manifest | None:
-        """Return the manifest; None if there is none.  Raise BadCheckpoint if it makes no sense."""
+        """Return the manifest; None if there is none. Raise BadCheckpoint if it makes no sense."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:

@@ -190,7 +190,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class FitPlaces:
-    """What the checkpoints of two Keras fits hold besides the values of variables.
+    """What the checkpoints of two Keras fits hold in addition to the values of variables.
 
     That is other state, and the owner of each variable.
     """
