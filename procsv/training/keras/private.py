@@ -362,8 +362,12 @@ def read_trainable(model: Any) -> list[bool]:
 
 
 def write_trainable(model: Any, flags: Sequence[bool]) -> None:
-    """Set what `read_trainable` returned. A layer passes its own on to the layers in it, which follow."""
-    for layer, flag in zip(layers_of(model), flags, strict=True):
+    """Set what `read_trainable` returned, unless the model has another number of layers now.
+
+    A layer passes its own flag on to the layers in it, which follow.
+    """
+    layers = layers_of(model)
+    for layer, flag in zip(layers, flags, strict=True) if len(layers) == len(flags) else ():
         if bool(layer.trainable) != flag:
             layer.trainable = flag
 

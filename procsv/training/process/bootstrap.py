@@ -97,14 +97,23 @@ def main() -> None:
     if code == 0 and (runtime.stops.is_asked or signals.was_noticed()) and not runtime.stops.is_left_to_end_run:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
+    end_run = partial(_end_run, runtime, signals)
     if were_left():  # waiting for threads would wait for one that waits for a lost server
-        _end_run(runtime, signals)
+        _call_at_exit(end_run)
         atexit._run_exitfuncs()
         flush_output()
         os._exit(code)
-    _join_threads()
-    _end_run(runtime, signals)
+    _call_at_exit(_join_threads)
+    _call_at_exit(end_run)
     sys.exit(code)
+
+
+def _call_at_exit(call: Callable[[], None]) -> None:
+    """Prints an exception of `call`, as the interpreter does at its exit.  The exit code stays."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())
 
 
 def _join_threads() -> None:
@@ -116,10 +125,7 @@ def _join_threads() -> None:
     """
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         import concurrent.futures.thread  # noqa: F401  Python refuses the first import once the wait has begun
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]  # the exit calls it again, without effect
-    except BaseException:  # noqa: BLE001  the interpreter, too, prints what interrupts the wait, and exits
-        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]  # the exit calls it again, without effect
 
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
