@@ -270,15 +270,18 @@ def kill_group(group: int) -> None:
 def _kill_others(group: int) -> bool:
     """Kills all processes of a group but trackers.
 
-    Returns False if the group still has others after ROUNDS_MAX rounds, because it keeps forking.
+    Returns False if the group still has new processes after ROUNDS_MAX rounds, because it keeps
+    forking.  On a busy machine a killed process takes a while to die, but it forks no more.
     """
+    killed = set[int]()
     for _ in range(ROUNDS_MAX):
-        others = [pid for pid in _members(group) if not is_tracker(pid)]
+        others = {pid for pid in _members(group) if not is_tracker(pid)} - killed
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
                 _kill(pid, group)
         if not others:
             return True
+        killed |= others
     return False
 
 

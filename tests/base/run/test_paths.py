@@ -206,7 +206,10 @@ except UserError as error:
 
 
 READ_ONLY = """
-mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /proc || exit 99
+for place in /tmp /var/tmp; do  # what is in them stays, which may be the interpreter
+    mount --bind $place $place && mount -o remount,bind,ro $place || exit 99
+done
+cd /proc
 exec "$0" -c 'from procsv.base.errors import UserError
 from procsv.base.run.paths import find_paths
 try:
