@@ -154,7 +154,7 @@ FILES = (
     ),
     Row(
         "`model.ckpt-N.rejected…`",
-        "what the disk damages: at most as many as are kept, at a restore. procsv never deletes one: it may be the only copy",
+        "one for each damaged checkpoint; a restore adds at most as many as are kept. procsv never deletes one: it may be the only copy",
         "you",
         lambda run: run.count(run.paths.logdir, "*.rejected*"),
         KEPT,
@@ -175,8 +175,8 @@ FILES = (
     ),
     Row(
         "`procsv/group/`, `procsv/tasks/`",
-        "a file for the coordinator that runs; a directory for each task",
-        "the coordinator, at its start",
+        "a file for the coordinator that runs; a directory for each other launch",
+        "the coordinator, at its start and end (`group/`); you (`tasks/`)",
         lambda run: run.count(run.paths.terms, "*") + run.count(run.paths.tasks, "*"),
         TRACES,
     ),
@@ -205,8 +205,8 @@ FILES = (
     ),
     Row(
         "hidden files `.….new` and `.probe.…`",
-        "one for each name, of a kill within a write; the next write of that name replaces it",
-        "the next write; you, of the few that have a name of their own (`.probe.`, `.id.`, `.term.`)",
+        "one for each name, left by a kill during a write; the next write of that name replaces it",
+        "the next write; you, if the name never comes again (`.probe.`, `.id.`, `.term.`)",
         lambda run: run.count(run.paths.home, ".*.new", ".probe.*"),
         TRACES + 1,
     ),
@@ -215,7 +215,7 @@ FILES = (
 ELSEWHERE = (
     Row(
         "the runtime directory `procsv-ID`: sockets, locks, heartbeats, positions in event files",
-        "some for each task and service that lives; of a dead attempt, until its report is written",
+        "some for each task and service that lives, and for a dead attempt until its report is written",
         "the watchdog, after each death and at the end of the run; a week after a kill, [any launch](how-it-works.md#what-killed-runs-leave)",
         lambda run: run.count(run.paths.run_dir, "*"),
         24,
@@ -230,7 +230,7 @@ ELSEWHERE = (
     Row(
         "parcels and staged checkpoints there",
         f"{show_size(event_backlog.QUEUE_BYTES_MAX)} of records of a stream; the newest staged checkpoint, and the one that is being saved",
-        "who has written what is in it: the summary or the checkpoint service",
+        "the summary or the checkpoint service, once the contents are on disk",
         lambda run: run.count(run.paths.shm_dir, "*"),
         12,
     ),
@@ -314,8 +314,8 @@ MEMORY = (
         "the summary service, when a later attempt opens one",
     ),
     _of_watchdog(
-        "orders to the launch of a task on another machine, and what is kept of it",
-        "until it acknowledges them, or counts as lost (`--peer-timeout`)",
+        "orders to the launch of a task on another machine, and what is known of that launch",
+        "until the launch acknowledges them, or counts as lost (`--peer-timeout`)",
         "the coordinator",
     ),
     Row(
