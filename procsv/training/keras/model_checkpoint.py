@@ -3,7 +3,7 @@
     best = procsv.keras.ModelCheckpoint("best.keras", save_best_only=True)
     model.fit(..., callbacks=[best, procsv.keras.BackupAndRestore()])
 
-Keras itself makes the first save of a program, from which procsv learns the layout of the file. A
+Keras itself makes the first save of a callback, from which procsv learns the layout of the file. A
 later save costs a capture and, for a `.keras` archive, the model's configuration. A file that
 procsv writes is replaced whole or not at all.
 """
