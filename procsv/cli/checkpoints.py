@@ -31,8 +31,9 @@ INVENTORY = "procsv.services.checkpoint.tools.inventory"
 def command(directory: str, verify: bool, as_json: bool) -> None:
     """List the checkpoints in DIR: step, size, age, the reason for each, and what is wrong with it.
 
-    Reason: start, periodic, final, crash or preempt for procsv's own; manual for saves of the program's own; - for
-    others.  Exit code 0 if every checkpoint is whole, 1 if one is broken or there is none, 2 if there is no such directory.
+    Reason: start, periodic, final, crash or preempt for procsv's own; manual for saves of the program's own and for the
+    one before a planned restart; - for others.  Exit code 0 if every checkpoint is whole, 1 if one is broken or there is
+    none, 2 if there is no such directory.
     """
     argv = [sys.executable, *safe_path(), "-m", INVENTORY, directory, *(["--verify"] if verify else [])]
     done = subprocess.run(argv, capture_output=True, check=False)
