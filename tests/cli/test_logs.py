@@ -148,3 +148,17 @@ def test_following_a_task_without_a_log_waits_for_it(tmp_path: Path) -> None:
             run.begun(2)
             run.process.send_signal(15)
             assert run.end() in NOT_SAVED
+
+
+def test_the_logs_of_another_machines_standby_and_summary_service_are_shown(tmp_path: Path) -> None:
+    """A member names them after its task, which makes no name of a task."""
+    with launched(tmp_path, COUNTS) as run:
+        run.begun()
+        for role in ("standby-worker.0", "summary-worker.0"):
+            (find_paths(run.logdir).logs / f"{role}.1.log").write_text(f"of {role}\n")
+            assert f"{role} │ of {role}" in logs(run, "--all")
+            assert logs(run, "--role", role) == [f"of {role}"]
+        unknown = procsv("logs", str(run.logdir), "--role", "foo-bar", "-f")
+        assert (unknown.returncode, "summary-worker.0" in unknown.stderr) == (2, True)
+        run.process.send_signal(15)
+        assert run.end() in NOT_SAVED

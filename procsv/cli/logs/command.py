@@ -13,7 +13,7 @@ from typing import BinaryIO
 import click
 
 from procsv.base.errors import UserError
-from procsv.base.identity import TRAINER, TaskId
+from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import OutputFilter
@@ -112,7 +112,7 @@ def _is_over(run: RunFile) -> bool:
 
 def _comes_yet(run: RunFile, role: str) -> bool:
     """Whether the run may still start a process with that role."""
-    several = run.task != str(TRAINER) and TaskId.parse(role).runs_program
+    several = run.task != str(TRAINER) and role.partition(".")[0] in PROGRAM_ROLES
     return not _is_over(run) and (role == run.task or several)
 
 

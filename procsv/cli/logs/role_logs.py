@@ -1,5 +1,7 @@
-"""Read the logs of one role (a task, a service or a standby): list its attempts, and read their
-output.
+"""Read the logs of one role: list its attempts, and read their output.
+
+A role is a task, a service or a standby. On several machines, the standby and the summary service
+of a member are named after its task: `standby-worker.0`, `summary-worker.0`.
 
 Used by command.py, which prints a separator above each attempt. The separator says how the previous
 attempt ended. This module only reads files, and never waits for output.
@@ -9,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime
+from pathlib import Path
 
 from procsv.base.errors import UserError
-from procsv.base.identity import TaskId
 from procsv.base.journal.entries import Exited, RunStarted, Spawned
 from procsv.base.journal.file import read_journal
 from procsv.base.run.logs import LogFollower, list_numbers, newest_number, older_part
@@ -35,11 +37,15 @@ def list_roles_on(run: RunFile, host: str) -> list[str]:
     """
     started = [line.entry for line in read_journal(run.paths.journal) if isinstance(line.entry, RunStarted)]
     hosts = started[-1].hosts if started else {}
-    found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
+    found = [role for role in list_roles(run) if hosts.get(role.partition("-")[2] or role) == host]
     if not found:
         there = f"its machines are {', '.join(sorted(set(hosts.values())))}" if hosts else "it is on one machine"
         raise UserError(f"no task of this run is on {host!r}: {there}")
     return found
+
+
+def log_of(run: RunFile, role: str, number: int) -> Path:
+    return run.paths.logs / f"{role}.{number}.log"
 
 
 class RoleLogs:
@@ -51,7 +57,7 @@ class RoleLogs:
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
         self.role = role
         self.opened: AttemptLog | None = None  # the attempt being read
-        self._run, self._task, self._is_marked = run, TaskId.parse(role), is_marked
+        self._run, self._is_marked = run, is_marked
 
     def numbers(self) -> list[int]:
         return list_numbers(self._run.paths.logs, self.role)
@@ -62,7 +68,7 @@ class RoleLogs:
     def printed_at(self, number: int) -> float:
         """Return the Unix time of the attempt's last output."""
         times_s = [0.0]
-        log = self._run.paths.log(self._task, number)
+        log = log_of(self._run, self.role, number)
         for path in (log, older_part(log)):
             with contextlib.suppress(OSError):
                 times_s.append(path.stat().st_mtime)
@@ -71,7 +77,7 @@ class RoleLogs:
     def open(self, number: int) -> AttemptLog:
         """Open that attempt and close the current one."""
         self.close()
-        self.opened = AttemptLog(self._run, self._task, number, is_marked=self._is_marked)
+        self.opened = AttemptLog(self._run, self.role, number, is_marked=self._is_marked)
         return self.opened
 
     def close(self) -> None:
@@ -86,13 +92,13 @@ class AttemptLog:
     `is_marked`: prefix each line with the role, and return only whole lines.
     """
 
-    def __init__(self, run: RunFile, task: TaskId, number: int, *, is_marked: bool) -> None:
+    def __init__(self, run: RunFile, role: str, number: int, *, is_marked: bool) -> None:
         self.number = number
-        self._run, self._role, self._is_marked = run, str(task), is_marked
+        self._run, self._role, self._is_marked = run, role, is_marked
         self._follower: LogFollower | None = None
         self._rest = b""  # the beginning of an unfinished line, if lines are marked
         with contextlib.suppress(OSError):  # the log has just been removed
-            self._follower = LogFollower(run.paths.log(task, number), with_older=True)
+            self._follower = LogFollower(log_of(run, role, number), with_older=True)
 
     def read_output(self, is_last: bool) -> bytes:
         """Return the next part of the output. `is_last`: no process writes to the log any more."""

@@ -112,7 +112,7 @@ def measure_run(run: RunFile, account: Account | None, wall_s: float) -> list[Me
         _gauge("failures_in_a_row", "Failures since a step last became durable.", run.no_progress_count),
         _gauge("restart_delay_seconds", "Time left before the next start.", run.next_restart_in),
         _gauge("save_failing", "1 while the newest state cannot be saved.", run.save_error is not None),
-        _gauge("protected", "1 if the program's state is saved, 0 if it is not.", run.protected),
+        _gauge("protected", "1 if the state of the program is saved and restored, 0 if it is not.", run.protected),
         _gauge("goodput_ratio", "Share of the run's time that went into steps which were kept.", run.goodput),
         Metric("procsv_restarts_total", "counter", "Restarts in this launch.", (({}, run.restarts),)),
     ]
