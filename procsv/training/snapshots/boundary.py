@@ -5,6 +5,11 @@ these calls ends at the boundary.  If nothing is due, that costs a lock, an attr
 clock reads.  `CallTimes` keeps the durations of the calls.  Some programs, such as a loop with a
 CheckpointManager, take steps that go through no call of procsv.  They say where a step ends
 (`end_step`).
+
+A program may take several calls for one step, such as one for each optimizer of a GAN.  Then the
+step has boundaries within it, and nothing tells them from the others.  Even after the call that
+moves the global step, the next call may belong to this step (it may average the weights) or to the
+next one.
 """
 
 from __future__ import annotations
