@@ -60,7 +60,7 @@ def test_a_removed_file_goes_to_the_pen_and_stays_away_once_that_is_synced(
 ) -> None:
     names = synced(monkeypatch)
     for _ in range(2):
-        fence.take_away(target_of(fence))
+        fence.remove(target_of(fence))
         assert not target_of(fence).exists()
     assert (fence.home / ".away.target").read_bytes() == b"old"
     for _ in range(2):
@@ -74,14 +74,14 @@ def test_what_cannot_be_moved_is_deleted(fence: FencedRename, monkeypatch: pytes
 
     names = synced(monkeypatch)
     monkeypatch.setattr(disk, "rename", refuse)
-    fence.take_away(target_of(fence))
+    fence.remove(target_of(fence))
     fence.flush_removals()
     assert not target_of(fence).exists()
     assert names == []
     target_of(fence).touch()
     (fence.home / MARK).unlink()
     with pytest.raises(Fenced):
-        fence.take_away(target_of(fence))
+        fence.remove(target_of(fence))
     assert target_of(fence).exists()
 
 
@@ -90,10 +90,10 @@ def test_what_cannot_be_moved_is_deleted(fence: FencedRename, monkeypatch: pytes
     [
         lambda fence: fence.place("staged", target_of(fence)),
         lambda fence: fence.put(target_of(fence), b"new"),
-        lambda fence: fence.take_away(target_of(fence)),
+        lambda fence: fence.remove(target_of(fence)),
         FencedRename.check_fence,
     ],
-    ids=["place", "put", "take away", "check"],
+    ids=["place", "put", "remove", "check"],
 )
 @pytest.mark.parametrize("mark", [MARK, ""])
 def test_nothing_changes_once_another_process_has_taken_the_fence(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.system import disk
-from procsv.services.checkpoint.store.commit import delete_surely, finish_deletions
+from procsv.services.checkpoint.store.commit import delete_durably, finish_deletions
 from tests.support.interrupted import DATA, INDEX, MANIFEST, META, Interrupted, whole
 from tests.support.power_loss import Recording
 
@@ -28,7 +28,7 @@ def finish(shop: Interrupted, *listed: str) -> None:
 def test_a_checkpoint_without_a_recorded_deletion_is_deleted_in_three_synced_steps(shop: Interrupted) -> None:
     shop.commit(1, suffixes=EVERYTHING)
     with Recording(shop.logdir) as recording:
-        delete_surely(str(shop.logdir / "m-7"))
+        delete_durably(str(shop.logdir / "m-7"))
     done = [op.path if op.what == "unlink" else op.what for op in recording.ops]
     data = {f"m-7{DATA}", f"m-7{META}"}
     assert done[:2] == [f"m-7{INDEX}", "fsync"]

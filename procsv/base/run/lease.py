@@ -176,7 +176,7 @@ class LeaseFile:
         (self.create if is_new else self.replace)(lease)
         for other in self._path.parent.glob(f"{FENCE}*"):
             if other != fence.home and other.is_dir() and not other.is_symlink():
-                fence.take_away(other)
+                fence.remove(other)
                 disk.try_to_remove_tree(fence.home / f"{AWAY}{other.name}")
 
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
@@ -225,7 +225,7 @@ class LeaseFile:
         """
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
-                self.change(run, lambda fence: fence.take_away(self._path))
+                self.change(run, lambda fence: fence.remove(self._path))
         self._put_down(run)
 
     def _fence_home(self, run: str) -> Path:

@@ -62,7 +62,7 @@ class FencedRename:
         if durable:
             disk.fsync_path(target.parent)
 
-    def take_away(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Removes a file if it exists.
 
         Its space becomes free when the fence's directory is removed.

@@ -34,7 +34,7 @@ from procsv.services.checkpoint.format.manifest import (
     with_index,
 )
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
-from procsv.services.checkpoint.store.commit import StagingArea, delete_surely, finish_deletions, read_text
+from procsv.services.checkpoint.store.commit import StagingArea, delete_durably, finish_deletions, read_text
 from procsv.services.checkpoint.store.intent import Intent
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import is_known, signature_of_model, trouble_with
@@ -247,7 +247,7 @@ class LocalFiles:
         # Delete the excess first. Killed in between: every reader of the list skips listed files that are gone.
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
-                delete_surely(path)
+                delete_durably(path)
         self._catalog.forget_checkpoints(outcome.delete)
         if listed and listed != before:
             listing.write_list(plan, listed)

@@ -73,7 +73,7 @@ class SimFencedRename:
             self.check()
         self.disk.fsync_dir("/logdir")
 
-    def take_away(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         if path not in self.disk.files:
             return
         self.check()
@@ -111,7 +111,7 @@ class SimStagingArea:
             self._undo(staging, intent)
             raise
         undeleted = yield from self._delete_old(staging, intent)
-        self._tidy(staging)
+        self._remove_traces(staging)
         return undeleted
 
     def manifest(self, path: str) -> Manifest | None:
@@ -141,7 +141,7 @@ class SimStagingArea:
             try:
                 for name in _in_order(path):
                     yield
-                    fence.take_away(name)
+                    fence.remove(name)
             except Fenced:
                 raise
             except OSError:
@@ -157,25 +157,25 @@ class SimStagingArea:
 
     def _undo(self, staging: str, intent: Intent) -> None:
         kept, fence = f"{REPLACED}{base_name(staging)}/", SimFencedRename(self.disk, staging)
-        is_placed = bool(self.disk.under(kept)) or not intent.replaces
-        for name in intent.manifest.files if is_placed else ():
+        may_be_placed = bool(self.disk.under(kept)) or not intent.replaces
+        for name in intent.manifest.files if may_be_placed else ():
             if f"{staging}/{name}" not in self.disk.files:
-                fence.take_away(f"/logdir/{name}")
-        there = self.manifest(intent.path) if is_placed else None
+                fence.remove(f"/logdir/{name}")
+        there = self.manifest(intent.path) if may_be_placed else None
         if there is not None and there.sequence == intent.manifest.sequence:
-            fence.take_away(manifest_at(intent.path))
+            fence.remove(manifest_at(intent.path))
         for old in self.disk.under(kept):
-            fence.take_away(f"/logdir/{base_name(old)}")
+            fence.remove(f"/logdir/{base_name(old)}")
             self.disk.link(old, f"/logdir/{base_name(old)}")
         self.disk.fsync_dir("/logdir")
         if self.disk.read(STATE_FILE) != intent.state_before:
             if intent.state_before is None:
-                fence.take_away(STATE_FILE)
+                fence.remove(STATE_FILE)
             else:
                 run_through(fence.put(STATE_FILE, intent.state_before))
-        self._tidy(staging)
+        self._remove_traces(staging)
 
-    def _tidy(self, staging: str) -> None:
+    def _remove_traces(self, staging: str) -> None:
         self.disk.remove_all(f"{REPLACED}{base_name(staging)}/")
         with contextlib.suppress(OSError):
             self.disk.unlink(f"{staging}/intent")
@@ -192,22 +192,22 @@ class SimStagingArea:
             intent = self.disk.read(f"{staging}/intent")
             if isinstance(intent, Intent) and self._is_newest(intent):
                 if holds(self.disk.files, intent.manifest, intent.path, staging):
-                    run_through(self._carry_out(staging, replace(intent, listed=self._listed_since(intent))))
+                    run_through(self._carry_out(staging, replace(intent, listed=self._list_to_write(intent))))
                     run_through(self._delete_old(staging, intent))
-                elif not self._was_over(staging, intent):
+                elif not self._had_completed(staging, intent):
                     self._undo(staging, intent)
-            self._tidy(staging)
+            self._remove_traces(staging)
         self.disk.remove_all(REPLACED)
 
-    def _listed_since(self, intent: Intent) -> tuple[str, ...]:
-        """See commit._listed_since: a power loss may bring back a finished intent, and the newer latest stays."""
+    def _list_to_write(self, intent: Intent) -> tuple[str, ...]:
+        """See commit._list_to_write: a power loss may bring back a finished intent, and the newer latest stays."""
         now = self.disk.read(STATE_FILE)
         if not isinstance(now, tuple) or now == intent.state_before or now[-1] in intent.listed:
             return intent.listed
         there = [path for path in now[:-1] if path not in intent.delete]
         return (*there, *(path for path in intent.listed if path not in there), now[-1])
 
-    def _was_over(self, staging: str, intent: Intent) -> bool:
+    def _had_completed(self, staging: str, intent: Intent) -> bool:
         there, names = self.manifest(intent.path), list(intent.manifest.files)
         return (
             not self.disk.under(f"{REPLACED}{base_name(staging)}/")
