@@ -113,7 +113,7 @@ def _makes_a_lease_again_that_is_gone(patch: pytest.MonkeyPatch) -> None:
 
 def _leaves_the_others_their_pens(patch: pytest.MonkeyPatch) -> None:
     def take(self: SimLeaseFile, lease: Lease, *, is_new: bool = False) -> None:
-        self._pick_up(lease.run)
+        self._make_fence(lease.run)
         self.replace(lease)
 
     patch.setattr(SimLeaseFile, "take_lease", take)

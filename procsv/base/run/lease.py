@@ -2,13 +2,17 @@
 
 A lock works on one machine.  On a network filesystem, another machine may not see it, or may get no
 lock at all.  So the holder of a logdir also keeps a small file in it, the lease, and rewrites it
-every few seconds.  A process that finds another's lease watches whether it changes, so clocks of
+every few seconds.  A launch that finds another's lease watches whether it changes, so the clocks of
 two machines are never compared.  A process that finds its own lease replaced stops writing there.
 
 Checking the lease is not enough, because a process may be stopped right after the check.  So the
-holder replaces the lease, and other files that only the holder may change (run.json, and pointers
-to another directory), through a fence (base/system/fenced_rename.py) in `procsv/.pen.<run>`.  A
-process that takes the logdir removes the fences of all others.
+holder has a fence (base/system/fenced_rename.py): the directory `procsv/.pen.<run>`.  It replaces
+and removes the lease only by renames out of that directory or into it.  A launch that takes the
+logdir removes the fences of all others, and from then on their renames fail.  The fence protects
+other files in the same way: run.json, the metrics, and, in a logdir that a run has adopted, the
+pointer to the run (adoption.py).
+
+In this file, as everywhere in the code, `run` is the id of one launch.
 """
 
 from __future__ import annotations
@@ -36,11 +40,12 @@ from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
 
-RENEW_S = 5.0  # how often its holder rewrites it
+RENEW_S = 5.0  # how often the holder rewrites the lease
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
-# How often to try one change.  All tries fail only if new launches keep removing our fence, each before our lease makes
-# that launch give up.
+# How often to try one change.  A try fails if another launch, which wants the logdir, removes our fence after we have
+# checked the lease.  If that launch then finds our lease in place of its own, it gives way, and the next try succeeds.
+# So all tries fail only if one new launch after another removes our fence.
 TRIES_MAX = 3
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
@@ -57,11 +62,11 @@ class ProcessSpace(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of lease.json."""
 
-    run: str  # run id, which distinguishes this holder from all others
+    run: str  # distinguishes this holder from all others
     place: ProcessSpace
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     started: float  # start of that process, in seconds since boot
-    what: str
+    what: str  # the holder's command, for people
     since: Unix = 0.0
     renewed: Unix = 0.0
 
@@ -75,15 +80,17 @@ class LeaseStanding(Enum):
 
     FREE = auto()
     IN_USE = auto()
-    WATCHED = auto()  # cannot be judged from here; if the lease does not change for a while, it has ended
+    # Cannot be judged from here.  If the lease does not change for a while, it has expired (LEASE_S in run_lock.py).
+    WATCHED = auto()
 
 
 def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> LeaseStanding:
     """Judges a lease; None stands for a file that is not a lease.
 
     `has_lock`: we hold the directory's lock, and its filesystem has locks.  `is_alive`: whether the
-    holder lives, if it is in our process space.  One kernel enforces its own locks on any
-    filesystem, so if we have the lock, a holder under this kernel is dead.
+    holder lives, if it is in our process space.  Within one kernel, locks work on every filesystem
+    that has them, even on NFS.  So if we have the lock, and the lease was written under this boot
+    of this kernel, then its holder is dead.
     """
     if lease is not None and has_lock and lease.place.boot == here.boot:
         return LeaseStanding.FREE
@@ -100,10 +107,10 @@ def find_place() -> ProcessSpace:
 
 
 def find_elsewhere(paths: RunPaths, run: str) -> Lease | None:
-    """Returns the lease of `run` if the run may be alive where this process cannot see it.
+    """Returns the lease of `run` if that launch may be alive where this process cannot see it.
 
-    That may be on another machine, or, if some process holds the directory's lock, in another
-    container of this machine.
+    It may be alive on another machine.  It may also be alive in another container of this machine,
+    unless the directory's lock is free.
     """
     lease, here = LeaseFile(paths).holder(), find_place()
     if lease is None or lease.run != run or (lease.place.boot, lease.place.pids) == (here.boot, here.pids):
@@ -119,9 +126,9 @@ class LeaseFile:
     """The file lease.json.  OSError passes through all methods but `holder`."""
 
     def __init__(self, paths: RunPaths, *, has_run_json: bool = True) -> None:
-        """`has_run_json`: the holder also writes run.json there.
+        """`has_run_json`: whether run.json is beside the lease, and `successor` may use it.
 
-        A directory that a run has adopted has none.
+        A logdir that a run has adopted from its program has a lease, but no run.json (adoption.py).
         """
         self._path, self._run_json = paths.lease, paths.run_json if has_run_json else None
 
@@ -143,10 +150,10 @@ class LeaseFile:
             return None
 
     def successor(self, run: str) -> Lease | None:
-        """Returns the lease of the run that took the directory after `run` and has released it.
+        """Returns a lease for the launch that took the directory after `run` and has released it.
 
-        The lease is made from run.json, because each holder writes its own run.json.  None if no
-        run has taken the directory.
+        That launch has removed its own lease, so this one is made from run.json, which every holder
+        replaces.  None if run.json names no other launch than `run`.
         """
         last = read_run(self._run_json) if self._run_json is not None else None
         if last is None or last.run == run:
@@ -164,15 +171,16 @@ class LeaseFile:
             disk.unlink_if_there(probe)
 
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
-        """Writes `lease` over any other, and removes the fences of all other runs.
+        """Writes `lease` over any other, and removes the fences of all other launches.
 
-        Without their fences they stop writing there.  `is_new`: there was no lease.
-        FileExistsError, or Fenced, if another process has just taken it.
+        Without its fence, another launch can no longer write there.  `is_new`: there was no lease.
+        FileExistsError (only with `is_new`) or Fenced if another launch has taken the logdir first.
 
-        A holder that is just renewing its lease may replace ours once, before its fence is gone.
-        So the caller must read the lease once more afterwards; what it finds then is final.
+        A holder that is in the middle of renewing its lease may replace ours once, before its fence
+        is gone.  So the caller must read the lease once more afterwards.  What it finds then is
+        final.
         """
-        fence = self._pick_up(lease.run)
+        fence = self._make_fence(lease.run)
         (self.create if is_new else self.replace)(lease)
         for other in self._path.parent.glob(f"{FENCE}*"):
             if other != fence.home and other.is_dir() and not other.is_symlink():
@@ -182,24 +190,28 @@ class LeaseFile:
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
         """Calls `write` to make a change that only the holder may make, through the fence of `run`.
 
-        Returns None if no process has taken the logdir.  Otherwise returns that process's lease,
-        and a change after it took the logdir has no effect.  `change` creates the fence before it
-        checks the lease, because a process that takes the logdir writes its lease before it removes
-        the fences.
+        Returns None if no other launch has taken the logdir; otherwise that launch's lease.  Once
+        that launch has removed our fence, the change has no effect.
+
+        The order matters: this method creates the fence, and then checks the lease.  A launch that
+        takes the logdir writes its lease, and then removes the fences.  So if the check finds no
+        other lease, any later takeover also finds our fence.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
             fence = FencedRename(self._fence_home(run))
             try:
-                fence = self._pick_up(run)
-            except OSError as error:  # the logdir is gone, full or read-only; another machine may have taken it, too
+                fence = self._make_fence(run)
+            except OSError as error:  # the logdir is gone, full or read-only; report a takeover before this error
                 trouble = error
             if (taken := lost_to(self, run)) is not None:
-                self._put_down(run)
+                self._remove_fence(run)
                 return taken
             if trouble is not None:
                 raise trouble
-            with contextlib.suppress(Fenced):  # somebody took the logdir after the check, or tried to and was refused
+            with contextlib.suppress(
+                Fenced
+            ):  # another launch took the logdir after the check, or tried to and gave way
                 write(fence)
                 return lost_to(self, run)
         raise Fenced(f"another launch keeps removing the fence of run {run}")
@@ -207,7 +219,7 @@ class LeaseFile:
     def create(self, lease: Lease) -> None:
         """Creates the file; FileExistsError if another process has just done so."""
         fd = disk.create(self._path, record_mode(self._path.parent))
-        try:  # a kill here leaves a file that is not a lease, but the next launch watches it like one
+        try:  # a kill here leaves an incomplete file, which the next launch watches like a lease
             disk.write(fd, _encode(lease))
         finally:
             os.close(fd)
@@ -219,25 +231,25 @@ class LeaseFile:
         fence.put(self._path, _encode(lease), durable=False, mode=mode)
 
     def remove(self, run: str) -> None:
-        """Removes the lease through the fence at the end of `run`, if `run` still holds it.
+        """At the end of `run`, removes its fence, and the lease if `run` still holds it.
 
-        If that fails, other launches see that the lease is no longer renewed.
+        If the lease cannot be removed, it expires, because nobody renews it any more.
         """
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
                 self.change(run, lambda fence: fence.remove(self._path))
-        self._put_down(run)
+        self._remove_fence(run)
 
     def _fence_home(self, run: str) -> Path:
         return self._path.with_name(f"{FENCE}{run}")
 
-    def _pick_up(self, run: str) -> FencedRename:
+    def _make_fence(self, run: str) -> FencedRename:
         home = self._fence_home(run)
         with contextlib.suppress(FileExistsError):
             disk.mkdir(home)
         return FencedRename(home)
 
-    def _put_down(self, run: str) -> None:
+    def _remove_fence(self, run: str) -> None:
         disk.try_to_remove_tree(self._fence_home(run))
 
 
@@ -265,30 +277,28 @@ class LeaseKeeper:
         return now_s >= self._due_s
 
     def renew(self, now_s: float, wall_s: float) -> Lease | None:
-        """Renews the lease; returns the lease of a process that has taken it.
+        """Renews the lease, and recreates a missing or damaged file.
 
-        Recreates a missing or damaged file.
+        Returns the lease of the launch that has taken the logdir from us; None if none has.
         """
         self._due_s = now_s + RENEW_S
         self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
-        with contextlib.suppress(OSError):  # full, read-only or gone: try again later, as for other files there
+        with contextlib.suppress(OSError):  # the disk is full, read-only or gone: the next renewal tries again
             return self._file.change(self.lease.run, lambda fence: self._file.replace(self.lease))
         return None
 
 
-def taken_by(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease if a run other than `run` holds it.
-
-    None also if the lease cannot be read.
-    """
+def other_holder(file: LeaseFile, run: str) -> Lease | None:
+    """Returns the lease if a launch other than `run` holds it now; None also if it cannot be read."""
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
 
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease of the run that has taken the logdir from `run`; None if none has.
+    """Returns the lease of the launch that has taken the logdir from `run`; None if none has.
 
-    It could do so because `run` was stopped.  That run may have ended since (`successor`).
+    A launch can do so if `run` was stopped for longer than a lease lasts.  It may have ended since,
+    and released the logdir.  Then this returns what `LeaseFile.successor` makes of run.json.
     """
     lease = file.holder()
     if lease is None:

@@ -63,9 +63,10 @@ class FencedRename:
             disk.fsync_path(target.parent)
 
     def remove(self, path: Path) -> None:
-        """Removes a file if it exists.
+        """Removes a file or a directory, if it exists, by renaming it into the fence's directory.
 
-        Its space becomes free when the fence's directory is removed.
+        Its space becomes free when that directory is removed.  A file that cannot be renamed is
+        deleted in place, right after a check of the fence.
         """
         try:
             disk.rename(path, self.home / f"{AWAY}{path.name}")

@@ -21,7 +21,7 @@ from procsv.base.run.lease import (
     LeaseStanding,
     ProcessSpace,
     judge_lease,
-    taken_by,
+    other_holder,
 )
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
@@ -260,9 +260,9 @@ def test_row_68_either_the_successor_or_a_holder_that_renews_before_any_of_its_c
             file.take_lease(THEIRS, is_new=is_new)
         if not still.has_happened:
             break
-        has_it = taken_by(file, THEIRS.run) is None
+        has_it = other_holder(file, THEIRS.run) is None
         assert (keeper.renew(10.0, 110.0) is None) != has_it
-        assert (taken_by(file, THEIRS.run) is None) == has_it, "what it has found then, stays"
+        assert (other_holder(file, THEIRS.run) is None) == has_it, "what it has found then, stays"
         outcomes.add(has_it)
     assert outcomes == {True, False}
 

@@ -30,7 +30,7 @@ from procsv.base.run.lease import (
     decode_lease,
     find_place,
     judge_lease,
-    taken_by,
+    other_holder,
 )
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.run_file import RunFile, read_run
@@ -85,7 +85,7 @@ def take_lease(
         file.take_lease(ours, is_new=data is None)
         if settles:
             wait(SETTLE_S)
-        if (other := taken_by(file, ours.run)) is not None:
+        if (other := other_holder(file, ours.run)) is not None:
             file.remove(ours.run)
             raise LogdirLocked(in_use(paths, other, ours.place))
     except (FileExistsError, Fenced):

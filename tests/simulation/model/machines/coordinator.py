@@ -16,7 +16,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.lease import Lease, LeaseStanding, judge_lease, lost_to, taken_by
+from procsv.base.run.lease import Lease, LeaseStanding, judge_lease, lost_to, other_holder
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import ProcessIdentity
 from procsv.ipc.messaging.checkpoint_messages import Durable
@@ -106,7 +106,7 @@ class CoordinatorLaunch(Launch):
             file.take_lease(ours)
             if standing is LeaseStanding.WATCHED:
                 yield SETTLE_S
-            if taken_by(file, self.run) is not None:
+            if other_holder(file, self.run) is not None:
                 raise Refusal("the logdir is in use", EXIT_LOCKED)
         else:
             file.take_lease(ours, is_new=True)

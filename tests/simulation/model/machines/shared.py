@@ -91,7 +91,7 @@ class SimLeaseFile(LeaseFile):
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
         if is_new and self._logdir.lease is not None:
             raise FileExistsError
-        self._pick_up(lease.run)
+        self._make_fence(lease.run)
         self.replace(lease)
         self._logdir.fences = {lease.run}
 
@@ -103,16 +103,16 @@ class SimLeaseFile(LeaseFile):
     def remove(self, run: str) -> None:
         if self._logdir.lease is not None and self._logdir.lease.run == run:
             self._logdir.lease = None
-        self._put_down(run)
+        self._remove_fence(run)
 
     def _fence_home(self, run: str) -> Path:
         return Path(run)
 
-    def _pick_up(self, run: str) -> FencedRename:
+    def _make_fence(self, run: str) -> FencedRename:
         self._logdir.fences.add(run)
         return FencedRename(self._fence_home(run))
 
-    def _put_down(self, run: str) -> None:
+    def _remove_fence(self, run: str) -> None:
         self._logdir.fences.discard(run)
 
 
