@@ -1,11 +1,18 @@
-"""Decide how long to wait after an end, and when to give up.
+"""Decide how long to wait before restarting a process that has ended, and when to give up.
 
 causes.py finds what ended the process. Used by next_start.py for the trainer and by services.py for
 the services. Pure: time, the random source and every fact are arguments.
 
 A trainer makes progress when a new step is on disk. Progress resets the count of failures. Uptime
 does not: a trainer that imports for a minute, restores, and dies at the same step every time is not
-healthy. Progress must also be worth the time that the restarts cost (goodput.py).
+healthy. A task that serves variables to other tasks has no steps of its own, so for such a task
+uptime counts instead (`end_serving`).
+
+Progress alone is not enough. procsv also gives up if the attempts of a trainer keep too little
+training for the time that they take (goodput.py).
+
+Some attempts end without a failure: with exit code 75, because another task was lost, by a kill
+from outside during a full disk, or for a planned restart. Such an end is called *harmless* here.
 """
 
 from __future__ import annotations
@@ -26,22 +33,22 @@ from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, class
 from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# After an exit with 75, or an exit because another task was lost, the restart has no delay. After this many such exits
-# in a row with nothing saved between them, the program seems to be in a loop, so restarts are delayed.
-RETURNS_AT_ONCE = 5
-RECYCLES_AT_ONCE = 1  # the same for planned restarts
-NOT_OURS = "the program was not started by `procsv launch`: start it again"
+# The restart after a harmless end has no delay. But if nothing is saved between this many harmless ends, the program
+# seems to be in a loop, so the next restarts are delayed.
+HARMLESS_AT_ONCE = 5
+PLANNED_AT_ONCE = 1  # the limit for a planned restart, which counts the same ends
+NOT_OURS = "the program was not started by `procsv launch`, so procsv cannot start it again; start it yourself"
 
 SERVICE_KILLS = 4  # the limit on deaths by SIGKILL is this many times the limit on other deaths
-DOUBLINGS_MAX = 32  # of a delay; more doublings would exceed any limit, and overflow a float
-# Each delay before a trainer starts varies by this share, up or down, so that runs that died of one cause do not
-# restart together.
+DOUBLINGS_MAX = 32  # of a delay; more doublings would exceed any limit, and many more would overflow a float
+# Each delay before a trainer starts varies by this share, up or down, so that runs that died of the same cause do not
+# all restart at the same time.
 JITTER = 0.2
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
 class Death(msgspec.Struct, frozen=True):
-    """The end of an attempt, with the facts that decide about a restart."""
+    """The end of an attempt, with the facts that determine whether it is restarted."""
 
     exit: Exit
     words: LastWords | None
@@ -51,13 +58,16 @@ class Death(msgspec.Struct, frozen=True):
     now_s: float = 0.0  # monotonic
 
     @property
-    def is_by_itself(self) -> bool:
-        """Whether the program exited or crashed by itself, and was not killed from outside."""
-        return (self.exit.code is not None and not self.is_a_peers) or self.exit.signal in CRASH_SIGNALS
+    def is_own_end(self) -> bool:
+        """Whether the program exited or crashed on its own, and was not killed from outside.
+
+        An exit because another task is gone does not count.
+        """
+        return (self.exit.code is not None and not self.is_from_lost_peer) or self.exit.signal in CRASH_SIGNALS
 
     @property
-    def is_a_peers(self) -> bool:
-        """Whether the trainer ended because another task is gone, which is not its own failure."""
+    def is_from_lost_peer(self) -> bool:
+        """Whether the trainer exited because another task is gone, which is not its own failure."""
         return self.exit.code is not None and self.words is not None and bool(self.words.lost_peer)
 
 
@@ -74,14 +84,14 @@ class GiveUp(msgspec.Struct, frozen=True):
 
     why: str
     is_final: bool
-    even_so: str = ""  # why to give up even if that save counts as progress; "" if there is no reason
+    why_regardless: str = ""  # why to give up even if that save counts as progress; "": restart in that case
 
 
 Verdict = Restart | GiveUp
 
 
 class History(msgspec.Struct):
-    """A task's failures and progress in this launch, which decide about its restarts."""
+    """A task's failures and progress in this launch, which determine its restarts."""
 
     launch: LaunchSettings
     rng: random.Random
@@ -89,9 +99,9 @@ class History(msgspec.Struct):
     no_progress_count: int = 0
     durable_step: int = NO_STEP  # the highest step on disk that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
-    room_s: float | None = None  # monotonic: when a full disk first ended an attempt; None once a step is saved
-    _room_deaths: int = 0  # ends by a full disk, in a row
-    _idle_returns: int = 0  # ends in a row that are not failures, with no progress between them
+    disk_full_s: float | None = None  # monotonic: when a full disk first ended an attempt; None once a step is saved
+    _disk_full_deaths: int = 0  # in a row
+    _harmless_ends: int = 0  # since the last progress
     _early: int = 0  # failures before the first step
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)  # by exception, message and step
     _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that the attempt resumed from
@@ -107,8 +117,8 @@ class History(msgspec.Struct):
 
         The first restore of a launch sets the step from which progress counts. A later restore of
         an older state sets that step back, unless the older state was chosen because a newer state
-        is suspect. In that case, redoing the steps up to the crash would count as progress each
-        time, and reset the count of failures.
+        is suspect. If the step were set back then, redoing the steps up to the crash would count as
+        progress after every restart, and reset the count of failures.
         """
         if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
             self.durable_step = restored_step
@@ -119,12 +129,13 @@ class History(msgspec.Struct):
         self.was_ready = True
 
     def end_serving(self, seconds: float) -> float:
-        """Return how much training an attempt kept that served for `seconds`: all of them.
+        """Note that an attempt has ended that served variables for `seconds`.
 
-        At least `min_kept_s` of them are progress, which resets the count of failures.
+        A task that served for at least `min_kept_s` has made progress, which resets the count of
+        failures. Return how many of these seconds count as training that is kept: all of them.
         """
         if seconds >= self.launch.min_kept_s:
-            self.no_progress_count = self._idle_returns = 0
+            self.no_progress_count = self._harmless_ends = 0
         return seconds
 
     def durable(self, step: int) -> bool:
@@ -134,49 +145,50 @@ class History(msgspec.Struct):
         """
         if step <= self.durable_step:
             return False
-        self.durable_step, self.room_s, self._room_deaths = step, None, 0
-        self.no_progress_count = self._idle_returns = 0
+        self.durable_step, self.disk_full_s, self._disk_full_deaths = step, None, 0
+        self.no_progress_count = self._harmless_ends = 0
         self._crashes_from.clear()
         self._has_gone_back = False
         self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
         return True
 
     def decide_restart(self, death: Death) -> Verdict:
-        """Count a death, and decide whether to restart, and after what delay, or to give up."""
+        """Count a death. Decide whether to restart, and after what delay, or to give up."""
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
         if death.no_room and kind is CauseKind.FAILURE:
-            return self._wait_for_room(death)
-        useless = self._attempts.add_attempt(death.attempt)
-        if kind is CauseKind.CHECKPOINTED or (kind is CauseKind.FAILURE and death.is_a_peers):
-            return Restart(self._return_delay_s(RETURNS_AT_ONCE))
+            return self._after_full_disk(death)
+        why_useless = self._attempts.add_attempt(death.attempt)
+        if kind is CauseKind.CHECKPOINTED or (kind is CauseKind.FAILURE and death.is_from_lost_peer):
+            return Restart(self._harmless_delay_s(HARMLESS_AT_ONCE))
         self.no_progress_count += 1
         if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
             return GiveUp(why, is_final=True)
         if self.is_spent():
-            return GiveUp(self.spent_why(), is_final=False, even_so=useless)
-        if useless:
-            return GiveUp(useless, is_final=True)
+            return GiveUp(self.spent_why(), is_final=False, why_regardless=why_useless)
+        if why_useless:
+            return GiveUp(why_useless, is_final=True)
         return Restart(self.delay_s())
 
-    def _wait_for_room(self, death: Death) -> Verdict:
+    def _after_full_disk(self, death: Death) -> Verdict:
         """Decide after a full disk, which is not a failure: restart, with a growing delay.
 
-        Give up after --disk-wait, because the full disk may be one that procsv does not watch.
+        The caller also waits until there is room on the disks that procsv checks. But the full disk
+        may be another one, so procsv gives up once --disk-wait is over.
         """
-        if not death.is_by_itself:
-            return Restart(self._return_delay_s(RETURNS_AT_ONCE))
-        self.room_s = death.now_s if self.room_s is None else self.room_s
-        self._room_deaths += 1
-        if why := self.late_for_room(death.now_s):
+        if not death.is_own_end:
+            return Restart(self._harmless_delay_s(HARMLESS_AT_ONCE))
+        self.disk_full_s = death.now_s if self.disk_full_s is None else self.disk_full_s
+        self._disk_full_deaths += 1
+        if why := self.disk_wait_over_why(death.now_s):
             return GiveUp(why, is_final=True)
-        return Restart(self._doubled_s(self._room_deaths - 1))
+        return Restart(self._doubled_s(self._disk_full_deaths - 1))
 
-    def late_for_room(self, now_s: float) -> str:
-        """Return why to give up the wait for room; "" while the wait may go on."""
-        is_late = self.room_s is not None and now_s - self.room_s >= self.launch.disk_wait_s
-        return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_late else ""
+    def disk_wait_over_why(self, now_s: float) -> str:
+        """Return why to stop waiting for room on a full disk; "" while --disk-wait is not over."""
+        is_over = self.disk_full_s is not None and now_s - self.disk_full_s >= self.launch.disk_wait_s
+        return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_over else ""
 
     def is_spent(self) -> bool:
         return self.no_progress_count >= self.launch.max_failures
@@ -187,20 +199,21 @@ class History(msgspec.Struct):
     def delay_s(self) -> float:
         """Return the delay before the next start, after a failure.
 
-        If this launch has trained a step, the first failure in a row is followed by a start without
-        delay, because that failure need not occur again.
+        Once this launch has trained a step, there is no delay after the first failure in a row,
+        because such a failure is often a one-off.
         """
         counted = self.no_progress_count - self.was_ready
         return self._doubled_s(counted - 1) if counted > 0 else 0.0
 
-    def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
+    def count_crash(self, death: Death, resumed_step: int, newest_step: int) -> bool:
         """Count a crash against the state that the dead trainer resumed from.
 
         Return True once this state is suspect: --suspect-crashes attempts have crashed after they
         resumed from it. Only the trainer's own crashes count, not kills from outside or a full
-        disk. If there is a newer state, the crash does not count.
+        disk. If there is a newer state, the crash does not count, because training has got past the
+        state that the trainer resumed from.
         """
-        if resumed_step < 0 or newest_step > resumed_step or not death.is_by_itself or death.no_room:
+        if resumed_step < 0 or newest_step > resumed_step or not death.is_own_end or death.no_room:
             return False
         self._crashes_from[resumed_step] += 1
         is_suspect = self._crashes_from[resumed_step] >= self.launch.suspect_crashes
@@ -209,20 +222,21 @@ class History(msgspec.Struct):
 
     def forgive(self) -> None:
         """Forget all failures, because a user has asked for a restart."""
-        self.no_progress_count = self._idle_returns = self._early = self._room_deaths = 0
-        self.room_s = None
+        self.no_progress_count = self._harmless_ends = self._early = self._disk_full_deaths = 0
+        self.disk_full_s = None
         self._same.clear()
         self._crashes_from.clear()
         self._has_gone_back = False
         self._attempts.forget_attempts()
 
-    def recycle_delay_s(self, attempt: CountedAttempt) -> float:
-        """Return the delay before a planned restart.
+    def end_planned(self, attempt: CountedAttempt) -> float:
+        """Count an attempt that was ended for a planned restart. Return the delay before the restart.
 
-        There is none, except after another end that was not a failure, if nothing was saved since.
+        There is no delay, unless an earlier attempt has also ended harmlessly and nothing has been
+        saved since.
         """
         self._attempts.add_attempt(attempt)
-        return self._return_delay_s(RECYCLES_AT_ONCE)
+        return self._harmless_delay_s(PLANNED_AT_ONCE)
 
     def not_spawned_delay_s(self) -> float:
         """Return the delay after the system could not start a process (EAGAIN, ENOMEM).
@@ -231,15 +245,15 @@ class History(msgspec.Struct):
         """
         return self._doubled_s(0)
 
-    def _return_delay_s(self, at_once: int) -> float:
-        """Return the delay after an end that is not a failure.
+    def _harmless_delay_s(self, at_once: int) -> float:
+        """Count a harmless end, and return the delay after it.
 
-        If nothing is saved between such ends, the first `at_once` of them have no delay, and the
-        next ones a growing delay.
+        Until something is saved, there is no delay after the first `at_once` harmless ends, and a
+        growing delay after each further one.
         """
-        self._idle_returns += 1
-        late = self._idle_returns - at_once
-        return 0.0 if late <= 0 else self._doubled_s(late - 1)
+        self._harmless_ends += 1
+        delayed = self._harmless_ends - at_once
+        return 0.0 if delayed <= 0 else self._doubled_s(delayed - 1)
 
     def _doubled_s(self, times: int) -> float:
         """Return the minimum delay, doubled `times` times, limited to the maximum, with jitter."""
@@ -255,7 +269,7 @@ class History(msgspec.Struct):
         if words is not None and words.type:
             name = words.type.rpartition(".")[2]
             if words.permanent or name in PERMANENT_EXCEPTIONS:
-                return f"{name} before the first step, which a restart cannot fix"
+                return f"{name} before the first step: a restart cannot fix that"
         elif death.exit.code == exit_codes.USAGE:  # permanent only while the program has never trained
             option = self.launch.misplaced
             hint = f"; if {option} was meant for procsv launch, put it before the program's name" if option else ""
@@ -291,10 +305,12 @@ def _fingerprint(message: str) -> str:
 
 # -- services ------------------------------------------------------------------------------------------------
 class ServiceDeath(Enum):
-    IDLE = auto()  # by a signal while the service had nothing to do; never counts
-    KILLED = auto()  # by SIGKILL while starting or working, or while stopped; repeated kills suggest a lack of memory
-    FAILED = auto()  # any other death while starting or working, or an exit of its own
-    HUNG = auto()  # ended by us because it made no progress
+    IDLE = auto()  # killed by a signal while it had nothing to do; never counts
+    # Killed by SIGKILL while starting or working, or killed by us because a SIGSTOP had stopped it for too long.
+    # Repeated kills suggest a lack of memory.
+    KILLED = auto()
+    FAILED = auto()  # any other death while starting or working, or an exit while it had nothing to do
+    HUNG = auto()  # killed by us because it made no progress, without a SIGSTOP
 
 
 class ServiceHistory(msgspec.Struct):
@@ -310,7 +326,7 @@ class ServiceHistory(msgspec.Struct):
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:
-        """Return the seconds until the next start; None after too many deaths of this kind."""
+        """Count a death. Return the seconds until the next start; None after too many of this kind."""
         if death is ServiceDeath.IDLE:
             return 0.0
         period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
@@ -322,5 +338,5 @@ class ServiceHistory(msgspec.Struct):
         return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
 
     def deaths_max(self, death: ServiceDeath) -> int:
-        """Return after how many deaths of this kind the service is lost."""
+        """Return after how many deaths of this kind the service is *lost*: it is not restarted again."""
         return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

@@ -89,7 +89,7 @@ class NextStart:
         if self.lost_peer:
             return NO_STEP, self._start_again(0.0, now_s)
         if past.is_planned:
-            return NO_STEP, self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
+            return NO_STEP, self._start_again(self.history.end_planned(past.death.attempt), now_s)
         return self._count(past.death, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> Reaction:
@@ -97,7 +97,7 @@ class NextStart:
         if has_room:
             self.awaits_room = False
             return self._start_again(max(0.0, self._room_due_s - now_s), now_s)
-        if why := self.history.late_for_room(now_s):
+        if why := self.history.disk_wait_over_why(now_s):
             self.awaits_room = False
             return self._give_up(why)
         return Reaction([])
@@ -111,18 +111,18 @@ class NextStart:
         return Reaction([Say(text, is_bad=True)])
 
     def _count(self, death: Death, now_s: float) -> tuple[int, Reaction]:
-        is_first = self.history.room_s is None
+        is_first = self.history.disk_full_s is None
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
         may_save = self._progress.keeps_state or self.gang_size > 0
         is_over = isinstance(verdict, GiveUp) and verdict.is_final
         suspected_step = NO_STEP
-        if may_save and self.history.suspects(death, resumed_step, newest_step) and not is_over:
+        if may_save and self.history.count_crash(death, resumed_step, newest_step) and not is_over:
             suspected_step = kept.suspected_step = resumed_step
         return suspected_step, self._follow(verdict, death, now_s, is_first=is_first, may_save=may_save)
 
     def _follow(self, verdict: Verdict, death: Death, now_s: float, *, is_first: bool, may_save: bool) -> Reaction:
-        if isinstance(verdict, Restart) and death.no_room and death.is_by_itself:
+        if isinstance(verdict, Restart) and death.no_room and death.is_own_end:
             return self._await_room(verdict.delay_s, now_s, is_first=is_first)
         if isinstance(verdict, Restart):
             return self._start_again(verdict.delay_s, now_s)
@@ -142,7 +142,7 @@ class NextStart:
         if self.history.is_spent():
             return self._give_up(verdict.why)
         # There was progress after all.
-        return self._give_up(verdict.even_so) if verdict.even_so else self._start_again(0.0, now_s)
+        return self._give_up(verdict.why_regardless) if verdict.why_regardless else self._start_again(0.0, now_s)
 
     def stop_asked(self) -> None:
         """Cancel any pending decision about a restart."""

@@ -104,7 +104,7 @@ def test_five_returns_with_nothing_saved_between_them_are_free_and_then_their_de
 
 def test_one_planned_restart_with_nothing_saved_is_free_and_then_delays_double() -> None:
     past = history()
-    assert [round(past.recycle_delay_s(CountedAttempt()), 6) for _ in range(4)] == [0.0, 1.2, 2.4, 4.8]
+    assert [round(past.end_planned(CountedAttempt()), 6) for _ in range(4)] == [0.0, 1.2, 2.4, 4.8]
 
 
 def test_a_loop_of_returns_keeps_to_the_longest_delay() -> None:
@@ -233,20 +233,20 @@ def test_progress_resets_the_returns_before_it() -> None:
 @pytest.mark.parametrize("step", [0, 840])
 def test_every_saved_state_can_become_suspect_with_the_second_crash_in_a_row(step: int) -> None:
     past = history()
-    assert [past.suspects(SEGFAULT, step, step) for _ in range(2)] == [False, True]
+    assert [past.count_crash(SEGFAULT, step, step) for _ in range(2)] == [False, True]
 
 
 def test_an_older_state_that_was_left_for_the_newest_can_be_suspect_too() -> None:
     past = history()
-    assert [past.suspects(SEGFAULT, 840, -1) for _ in range(2)] == [False, True]
+    assert [past.count_crash(SEGFAULT, 840, -1) for _ in range(2)] == [False, True]
 
 
 def gone_back() -> History:
     """Return a history that went back from step 500 after two crashes."""
     past = history()
     past.durable(500)
-    assert [past.suspects(SEGFAULT, 500, 500) for _ in range(3)] == [False, True, True]
-    assert not past.suspects(SEGFAULT, 400, 400), "one crash more elsewhere does not undo it"
+    assert [past.count_crash(SEGFAULT, 500, 500) for _ in range(3)] == [False, True, True]
+    assert not past.count_crash(SEGFAULT, 400, 400), "one crash more elsewhere does not undo it"
     past.ready(400)
     return past
 
@@ -287,9 +287,9 @@ def test_a_manual_restart_resets_suspicion_of_a_state() -> None:
     past.ready(400)
     assert past.durable(450)
     past = history()
-    past.suspects(SEGFAULT, 840, 840)
+    past.count_crash(SEGFAULT, 840, 840)
     past.forgive()
-    assert not past.suspects(SEGFAULT, 840, 840)
+    assert not past.count_crash(SEGFAULT, 840, 840)
 
 
 # -- services --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.causes import find_cause, name_failure
 from procsv.watchdog.core.restarts.goodput import CountedAttempt
 from procsv.watchdog.core.restarts.restart_policy import (
-    RETURNS_AT_ONCE,
+    HARMLESS_AT_ONCE,
     Death,
     GiveUp,
     History,
@@ -125,11 +125,11 @@ def test_the_loss_of_another_task_has_its_own_cause_and_costs_this_one_nothing()
     assert name_failure(cause, death.exit, death.words, "") == ""
 
     past = history(max_failures=2, early_failures=1, same_failures=2, suspect_crashes=1)
-    delays = [delay_of(past.decide_restart(lost_peer())) for _ in range(RETURNS_AT_ONCE + 3)]
-    assert delays[:RETURNS_AT_ONCE] == [0.0] * RETURNS_AT_ONCE
-    assert 0.0 < delays[RETURNS_AT_ONCE] < delays[-1]
+    delays = [delay_of(past.decide_restart(lost_peer())) for _ in range(HARMLESS_AT_ONCE + 3)]
+    assert delays[:HARMLESS_AT_ONCE] == [0.0] * HARMLESS_AT_ONCE
+    assert 0.0 < delays[HARMLESS_AT_ONCE] < delays[-1]
     assert past.no_progress_count == 0
-    assert not past.suspects(death, 10, 10)
+    assert not past.count_crash(death, 10, 10)
 
 
 def test_a_server_restarts_at_once_and_serving_for_a_minute_is_progress() -> None:
@@ -145,11 +145,11 @@ def test_a_server_restarts_at_once_and_serving_for_a_minute_is_progress() -> Non
 
 def test_exit_75_is_free_and_immediate_but_a_loop_of_it_is_slowed_down() -> None:
     past = trained()
-    delays = [delay_of(past.decide_restart(code(75))) for _ in range(RETURNS_AT_ONCE + 3)]
+    delays = [delay_of(past.decide_restart(code(75))) for _ in range(HARMLESS_AT_ONCE + 3)]
 
-    assert not any(delays[:RETURNS_AT_ONCE])
-    assert delays[RETURNS_AT_ONCE] >= 0.8
-    assert delays[-1] > delays[RETURNS_AT_ONCE]
+    assert not any(delays[:HARMLESS_AT_ONCE])
+    assert delays[HARMLESS_AT_ONCE] >= 0.8
+    assert delays[-1] > delays[HARMLESS_AT_ONCE]
     assert past.no_progress_count == 0
     past.durable(5)
     assert delay_of(past.decide_restart(code(75))) == 0.0
@@ -253,20 +253,20 @@ def test_two_crashes_after_resuming_from_one_state_make_it_suspect() -> None:
     past = trained()
     boom, segfault = code(1, LastWords("ValueError", "boom")), killed(signal.SIGSEGV)
 
-    assert not past.suspects(boom, resumed_step=840, newest_step=840)
-    assert past.suspects(segfault, resumed_step=840, newest_step=840)
+    assert not past.count_crash(boom, resumed_step=840, newest_step=840)
+    assert past.count_crash(segfault, resumed_step=840, newest_step=840)
 
 
 def test_a_newer_state_an_external_kill_and_progress_clear_suspicion_of_a_state() -> None:
     past = trained()
     boom = code(1, LastWords("ValueError", "boom"))
 
-    assert not any(past.suspects(killed(), 840, 840) for _ in range(9))
-    assert not any(past.suspects(boom, 840, newest_step=845) for _ in range(9))
-    assert not any(past.suspects(boom, -1, -1) for _ in range(9))
-    past.suspects(boom, 840, 840)
+    assert not any(past.count_crash(killed(), 840, 840) for _ in range(9))
+    assert not any(past.count_crash(boom, 840, newest_step=845) for _ in range(9))
+    assert not any(past.count_crash(boom, -1, -1) for _ in range(9))
+    past.count_crash(boom, 840, 840)
     past.durable(841)
-    assert not past.suspects(boom, 840, 840)
+    assert not past.count_crash(boom, 840, 840)
 
 
 def test_a_manual_restart_resets_everything() -> None:
@@ -281,10 +281,10 @@ def test_a_manual_restart_resets_everything() -> None:
 def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
     past = trained()
 
-    assert past.recycle_delay_s(CountedAttempt()) == 0.0
-    assert past.recycle_delay_s(CountedAttempt()) > 0.0
+    assert past.end_planned(CountedAttempt()) == 0.0
+    assert past.end_planned(CountedAttempt()) > 0.0
     past.durable(5)
-    assert past.recycle_delay_s(CountedAttempt()) == 0.0
+    assert past.end_planned(CountedAttempt()) == 0.0
     assert past.no_progress_count == 0
 
 
@@ -309,7 +309,7 @@ def test_a_crash_at_one_step_is_given_up_although_every_second_attempt_makes_old
     while not verdicts or isinstance(verdicts[-1], Restart):
         death = Death(Exit(None, signal.SIGSEGV), None, 8)
         verdicts.append(past.decide_restart(death))
-        resumed = 0 if past.suspects(death, resumed, resumed) else 8
+        resumed = 0 if past.count_crash(death, resumed, resumed) else 8
         past.ready(resumed)
         past.durable(5)
     assert len(verdicts) == LaunchSettings().max_failures

@@ -65,7 +65,7 @@ def test_a_program_killed_before_anything_was_saved_gets_no_promise_to_resume() 
     world = an_observer()
     world.crash(UNKNOWN)
 
-    assert world.last("gave_up")["why"].endswith("start it again")
+    assert world.last("gave_up")["why"].endswith("start it yourself")
 
 
 def test_faulthandlers_output_is_the_cause_of_an_end_without_a_status() -> None:
