@@ -41,5 +41,5 @@ def test_a_fit_that_continues_in_a_hot_standby_is_not_traced_again_and_ends_with
             assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]]
             assert run.events("recovered")[-1]["source"] == source
             logs = run.logdir / "procsv" / "logs"
-            assert "step was rehearsed" in (logs / "standby.1.log").read_text()
+            assert "rehearsed a step" in (logs / "standby.1.log").read_text()
             assert "traced" not in (logs / "trainer.2.log").read_text()

@@ -102,7 +102,7 @@ class Fit:
             self._state = FitState(
                 self.model,
                 self._controller.plan,
-                self._start.is_of_this_fit,
+                self._start.decide_on,
                 self._read_place,
                 self._progress.read_step,
                 self._start.build,

@@ -65,7 +65,7 @@ class FitIdentity(msgspec.Struct, frozen=True):
         return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)), generators)
 
     @property
-    def is_proof(self) -> bool:
+    def is_certain(self) -> bool:
         """Return whether a fit with the same key is certainly this one."""
         return not find_unseen_settings(self)
 
@@ -421,9 +421,9 @@ class Decision(enum.Enum):
     """What to do with a fit that begins."""
 
     RESUME = "resumed"  # continue from the newest state
-    END = "ended"  # it has ended, and the newest state is its final state
-    LOOK = "look"  # it ended before a later fit began: look for its own final state
-    TRAIN = "fresh"
+    ENDED = "ended"  # it has ended, and the newest state is its final state
+    ENDED_EARLIER = "ended earlier"  # it ended before a later fit began; EndedFits may have its final state
+    TRAIN = "fresh"  # train it from its beginning
 
 
 def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: bool) -> tuple[Decision, str]:
@@ -437,9 +437,9 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
     if mine.key in recorded.keys or (is_again and not recorded.is_over):
         if not recorded.is_over:
             return Decision.RESUME, ""
-        return (Decision.END, "") if mine.is_proof else (Decision.TRAIN, find_unseen(mine))
+        return (Decision.ENDED, "") if mine.is_certain else (Decision.TRAIN, find_unseen(mine))
     if mine.key in recorded.ended:
-        return Decision.LOOK, ""
+        return Decision.ENDED_EARLIER, ""
     differences = [name for name in mine.settings if recorded.settings.get(name) != mine.settings[name]]
     # A state of an older version has fewer settings.
     changes = {name for name in differences if name in recorded.settings}
@@ -447,7 +447,7 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
         # The program asks for more epochs of this fit. At another place it would be another fit that starts alike.
         longer = recorded.number == number and differences == ["epochs"]
         longer = longer and mine.settings["epochs"] > recorded.settings["epochs"]
-        if longer and mine.is_proof:
+        if longer and mine.is_certain:
             return Decision.RESUME, ""
     elif recorded.number == number and changes <= {"code"}:
         return Decision.RESUME, ""  # the program was edited

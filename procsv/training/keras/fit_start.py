@@ -1,9 +1,10 @@
-"""Begin a fit: from its newest state, from its kept end, or from scratch.
+"""Begin a fit: from the newest state, from the fit's own final state, or from scratch.
 
-fit.py calls this at the end of `on_train_begin`. After a crash in a later fit, the program runs the
-earlier fits again, and each is restored to its end from what EndedFits keeps. Restoring needs
-variables that only the first step would create, so they are created before the first batch. A hot
-standby warms up with one step on made-up data.
+fit.py calls this at the end of `on_train_begin`. After a crash in a later fit, the restarted
+program calls the earlier fits again. If EndedFits still has the final state of such a fit, that
+state is restored, and the fit is not trained again. Restoring needs variables that only the first
+step would create, so this module creates them before the first batch. A hot standby warms up with
+one step on made-up data.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from procsv.training.keras.state import FitState, FoundState, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
 
-CHECKPOINTS_MAX = 4  # the kept states may take as much room as this many of the newest; then the oldest is removed
-SMALL_BYTES = 16 << 20  # the states may always take this much room
+# All kept states together may take this many times the size of the newest one, and always SMALL_BYTES. If they take
+# more, the oldest are removed.
+CHECKPOINTS_MAX = 4
+SMALL_BYTES = 16 << 20
 
 _DATA = ".data-00000-of-00001"
 _NAME = re.compile(r"fit-(\d+)-([0-9a-f-]+)\.index")  # the step of the fit's end, and the fit's key
@@ -41,16 +44,17 @@ _NAME = re.compile(r"fit-(\d+)-([0-9a-f-]+)\.index")  # the step of the fit's en
 class EndedFits:
     """The final states of one program's fits, in `directory`.
 
-    Each state is a checkpoint's files, linked under the key of the fit, so that retention leaves
-    them alone. All states together take as much room as a few checkpoints. Older states are
-    removed. If the program runs their fits again, it trains them again.
+    Each state is a checkpoint of the fit. Its files are hard links (or copies) under the fit's key,
+    so they survive when checkpoint rotation deletes the checkpoint. CHECKPOINTS_MAX limits the room
+    that all states take together, and the oldest are removed first. If the program calls a fit
+    whose state was removed, the fit is trained again.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def find_end(self, key: str) -> str | None:
-        """Return the final checkpoint of the fit with this key; None unless it can all be read."""
+        """Return the final checkpoint of the fit with this key; None if any part cannot be read."""
         found = [path for _, known, path in self._list() if known == key]
         if not found:
             return None
@@ -67,7 +71,8 @@ class EndedFits:
     def keep_end(self, key: str, step: int, checkpoint: str) -> int:
         """Keep the files of `checkpoint`. Remove the oldest states over the limit; return how many.
 
-        A kill in here leaves the state complete, or without its index.
+        A kill in here leaves the new state complete or missing. It may leave data without an index,
+        which do not count as a state. The next call removes them.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         for suffix in (_DATA, ".index"):
@@ -89,7 +94,7 @@ class EndedFits:
         removed = 0
         while sum(size for _, size in states) > room:
             path, _ = states.pop(0)
-            # A kill after this line leaves data without an index, which the next call removes.
+            # A kill after the next line leaves data without an index, which the next call of keep_end removes.
             Path(f"{path}.index").unlink(missing_ok=True)
             removed += 1
         named = {f"{path.name}{_DATA}" for path, _ in states}
@@ -128,21 +133,24 @@ class FitStart:
         self.origin: Origin = FRESH
         self.found: FoundState | None = None  # still to be restored
         self.is_repeated = False  # this fit had ended, and the newest state is a later fit's
-        self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
-        self._lost = ""  # the path of a model that this fit had saved before it ended, and that is gone
+        self._decided: tuple[Decision, str] = (Decision.TRAIN, "")  # about the newest state, and why
+        self._lost = ""  # the path of the model file that this fit had saved, if there is none now
 
-    def is_of_this_fit(self, place: Plain) -> bool:
-        """Return whether a state at `place` is to be restored into this fit."""
+    def decide_on(self, place: Plain) -> bool:
+        """Decide what to do with the newest state, whose fit has this `place` (see fit.py).
+
+        Keep the decision for find_state. Return whether to restore the state into this fit.
+        """
         series, recorded = self._series, Recorded.from_place(place, self._progress.launch_s)
         self._decided = decide(recorded, self._progress.identity, series.number, series.is_again)
-        if self._decided[0] is Decision.END and (lost := self._progress.find_lost_model(place)):
+        if self._decided[0] is Decision.ENDED and (lost := self._progress.find_lost_model(place)):
             self._decided, self._lost = (Decision.TRAIN, ""), lost
-        return self._decided[0] in (Decision.RESUME, Decision.END)
+        return self._decided[0] in (Decision.RESUME, Decision.ENDED)
 
     def find_state(self) -> str:
         """Find the state to begin with, and return the kind of start for the journal."""
         source = self._make_source()
-        self.origin = self._controller.find_state(source)
+        self.origin = self._controller.find_state(source)  # calls `decide_on` for the state that it finds
         found = source.found
         if found is None:
             return "fresh"
@@ -150,25 +158,28 @@ class FitStart:
         self._series.ended = recorded.ended if not self._series.ended else self._series.ended
         if decision is Decision.RESUME:
             self._go_on_from(found)
-        elif decision is Decision.END:
+        elif decision is Decision.ENDED:
             self._say_ended()
             self._go_on_from(found)
         else:
             self.origin = FRESH
-            if decision is Decision.LOOK:
-                return self._make_again(found.place)
+            if decision is Decision.ENDED_EARLIER:
+                return self._restore_or_retrain(found.place)
             # Step numbers continue after the other fit's, so that the new states are the newest.
             self._progress.base = found.place["base"] + found.place["steps"]
             self._say_trained(recorded, why)
         return str(decision.value)
 
     def _say_ended(self) -> None:
-        say(f"fit {self._series.number} had ended: not trained again")
+        say(f"fit {self._series.number} had already ended, so procsv does not train it again")
 
     def _say_trained(self, recorded: Recorded, why: str) -> None:
         number = self._series.number
         if self._lost:
-            say(f"fit {number} had ended, but its model is no longer at {self._lost}: it is trained again")
+            say(
+                f"fit {number} had already ended, but there is no model file at {self._lost}, so procsv trains the fit "
+                "again"
+            )
         elif recorded.number == number:
             how = "again" if recorded.is_over else "from its beginning"
             say(f"fit {number} may differ from fit {number} of the previous attempt ({why}), so it is trained {how}")
@@ -178,10 +189,14 @@ class FitStart:
                 "interrupted fit is not resumed"
             )
 
-    def _make_again(self, later: Plain) -> str:
-        """Restore, or train again, a fit that ended before a later one was interrupted."""
+    def _restore_or_retrain(self, later: Plain) -> str:
+        """Restore the final state of a fit that ended before a later fit began, or train it again.
+
+        The newest state belongs to the later fit, and `later` is its place. It must stay the newest
+        until the program reaches that fit again. So no snapshots of this fit are taken.
+        """
         identity, number = self._progress.identity, self._series.number
-        path = self._ended.find_end(self._series.keys[-1]) if identity.is_proof else None
+        path = self._ended.find_end(self._series.keys[-1]) if identity.is_certain else None
         found = FoundState(path) if path is not None else None
         lost = self._progress.find_lost_model(found.place) if found is not None else ""
         if found is not None and not lost:
@@ -191,22 +206,26 @@ class FitStart:
             self._go_on_from(found, is_past=True)
             return "ended"
         self.is_repeated = True
-        why = "its final state is no longer kept" if identity.is_proof else find_unseen(identity)
-        why = f"its model is no longer at {lost}" if lost else why
+        why = "its final state is no longer kept" if identity.is_certain else find_unseen(identity)
+        why = f"there is no model file at {lost}" if lost else why
         then = "" if later["over"] else "; the interrupted fit resumes after it"
-        log.warning("procsv: fit %d had ended: %s", number, why)
-        say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")
+        log.warning("procsv: fit %d had already ended, but %s", number, why)
+        say(f"fit {number} had already ended, but {why}, so procsv trains it again, without snapshots{then}")
         return "again"
 
     def _go_on_from(self, found: FoundState, is_past: bool = False) -> None:
-        """Resume from `found`. `is_past`: a later fit has begun, so this one has ended."""
+        """Begin from `found`. `is_past`: a later fit has begun, so this one has ended."""
         keys = [key for key in found.place["keys"] if key not in self._series.keys]
         self._series.keys[:0] = keys
         self._progress.go_on_from(found.place, is_past)
         self.found = found
 
     def build(self, place: Plain) -> None:
-        """Create all variables before the first batch. The state of `place` goes into them."""
+        """Create all variables before the first batch.
+
+        `place` is that of the state to restore. If that state has variables that belong only to the
+        training step, trace the step, which creates them here.
+        """
         try:
             build_model(self._model, self._epochs)
         except Exception as error:
@@ -226,11 +245,12 @@ class FitStart:
 
 # -- the variables that the first step would create ---------------------------------------------------------------
 def build_model(model: Any, epochs: Epochs) -> None:
-    """Create the variables of `model` for data like `epochs`, or raise the exception of Keras.
+    """Create the variables of `model` for batches like those of `epochs`.
 
-    Keras builds a model by its `call`. A `train_step` of the program's own may not use `call`, and
-    may have optimizers and metrics of its own. It is therefore traced as in its first step, but not
-    executed. If it does not use the compiled optimizer, that optimizer gets no variables.
+    If Keras cannot build the model, raise Keras' exception. Keras builds a model by tracing its
+    `call`. But a custom `train_step` might not use `call`, and might have its own optimizers and
+    metrics. So a custom step is traced, as its first execution would do, but not executed. As in a
+    real step, the compiled optimizer gets variables only if the step uses it.
     """
     spec = epochs.element_spec
     is_traced = private.has_own_step(model) and trace_step(model, spec)
@@ -242,7 +262,7 @@ def build_model(model: Any, epochs: Epochs) -> None:
 
 
 def trace_step(model: Any, spec: Any) -> bool:
-    """Trace a training step of `model` with batches like `spec`. Return whether that worked."""
+    """Trace a training step of `model` for batches like `spec`. Return whether that worked."""
     if not private.is_alone(model):
         return False
     functions = private.training_functions(model)
@@ -253,13 +273,13 @@ def trace_step(model: Any, spec: Any) -> bool:
             functions[0].get_concrete_function(iter(nothing))
         else:  # the step runs eagerly
             tf.function(model.train_step, autograph=False).get_concrete_function(spec)
-    except Exception:  # noqa: BLE001  the program's own step will report what it lacks
+    except Exception:  # noqa: BLE001  if the step itself is wrong, the first real step will raise
         return False
     return True
 
 
 # -- the step of a hot standby -----------------------------------------------------------------------------------
-BATCH = 32  # if the size is unknown; a wrong guess only makes XLA compile once more
+BATCH = 32  # the batch size to assume if it is unknown; after a wrong guess, XLA only has to compile once more
 
 
 def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
@@ -268,11 +288,12 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
 
     Called at the beginning of the program's first fit, before the standby sleeps. The step gets
     zeros in the shape of a batch, from a dataset of its own, because an iterator of the program's
-    data would advance the seed of a shuffle. All variables and random generators are put back
-    afterwards, because there may be no state to restore. A failure is logged and harmless.
+    data would advance the seed of a shuffle. Afterwards all variables and random generators get
+    their previous values back: if there is no saved state, training starts from these. A failure is
+    logged and harmless.
     """
-    # The first step of an unbuilt model draws its weights. Under a strategy each replica needs a batch of its own.
-    # An eager step has nothing to trace.
+    # Not for an unbuilt model, because the step would draw its initial weights. Not under a strategy, because each
+    # replica would need a batch of its own. Not for an eager step, because it is neither traced nor compiled.
     if not private.is_built(model) or not private.is_alone(model) or model.run_eagerly:
         return
     began_s, random = time.monotonic(), read_random()
@@ -286,9 +307,9 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
         model.train_function(iter(_zeros_like(epochs.element_spec, epochs.batch_size or BATCH)))
     except Exception as error:  # noqa: BLE001  the program's own step may fail on zeros
         why = str(error).partition("\n")[0]
-        say(f"no step could be rehearsed: {why}")
+        say(f"could not rehearse a step: {why}")
     else:
-        say(f"a step was rehearsed in {time.monotonic() - began_s:.1f} s")
+        say(f"rehearsed a step in {time.monotonic() - began_s:.1f} s")
     finally:
         state.put_held(held)
         write_random(random)

@@ -229,7 +229,7 @@ def test_everything_that_defines_a_fit_tells_it_apart_from_another(said: str) ->
 
 def test_a_program_that_was_edited_trains_its_fits_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(Weighted(1.0))
-    assert before.is_proof
+    assert before.is_certain
     monkeypatch.setattr(Weighted, "call", lambda self, inputs: self.dense(inputs))
     now = identity(Weighted(1.0))
     assert "different code" in find_difference(before.settings, now.settings)
@@ -252,7 +252,7 @@ def test_an_unbuilt_model_is_identified_by_its_initializers_seeds() -> None:
     first = identity(dense_model(is_built=False))
     assert first.key == identity(dense_model(is_built=False)).key
     assert first.key != identity(dense_model(is_built=False, seed=2)).key
-    assert first.is_proof
+    assert first.is_certain
 
 
 def test_names_that_keras_numbers_within_a_process_do_not_count() -> None:
@@ -284,7 +284,7 @@ DATA: dict[str, Callable[[Any], Any]] = {
 def test_data_that_differ_in_the_middle_are_other_data(kind: str) -> None:
     make = DATA[kind]
     first = identity(x=make(X), y=None)
-    assert first.is_proof
+    assert first.is_certain
     assert identity(x=make(X), y=None).key == first.key
     assert identity(x=make(MIDDLE), y=None).key != first.key
 
@@ -297,7 +297,7 @@ def test_the_operations_of_a_dataset_function_count() -> None:
     assert found[0].key == found[3].key
     assert len({one.key for one in found}) == 3
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [1]), 0)
-    assert not identity(x=data.map(lambda a, b: table.lookup(tf.cast(a, tf.int32))), y=None).is_proof
+    assert not identity(x=data.map(lambda a, b: table.lookup(tf.cast(a, tf.int32))), y=None).is_certain
 
 
 SCALE = tf.Variable(1.0)
@@ -316,10 +316,10 @@ def test_data_from_a_file_that_has_changed_are_other_data(kind: str, tmp_path: P
     for text in ("1 2 3", "1 2 3", "1 2 4"):
         path.write_text(text)
         found = identity(x=FILES[kind](str(path)), y=None)
-        assert found.is_proof
+        assert found.is_certain
         keys.append(found.key)
     assert keys[0] == keys[1] != keys[2]
-    assert not identity(x=FILES[kind]("gs://bucket/rows.txt"), y=None).is_proof
+    assert not identity(x=FILES[kind]("gs://bucket/rows.txt"), y=None).is_certain
 
 
 def test_a_variable_that_a_dataset_function_reads_counts() -> None:
@@ -344,10 +344,10 @@ def test_inspecting_the_data_consumes_none_of_it() -> None:
 def test_a_schedule_that_hides_its_content_proves_nothing() -> None:
     hidden = iter([0.1, 0.2])
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: next(hidden))
-    assert not identity(callbacks=[scheduler]).is_proof
+    assert not identity(callbacks=[scheduler]).is_certain
     stopping = keras.callbacks.EarlyStopping("loss")
     stopping.monitor_op = keras.ops.less  # as Keras sets it
-    assert identity(callbacks=[stopping]).is_proof
+    assert identity(callbacks=[stopping]).is_certain
 
 
 # -- the decision ------------------------------------------------------------------------------------------------
@@ -367,8 +367,8 @@ ROWS: list[tuple[str, Recorded | None, FitIdentity, int, bool, Decision]] = [
     ("nothing is saved", None, MINE, 1, False, Decision.TRAIN),
     ("it was interrupted", recorded(MINE), MINE, 1, False, Decision.RESUME),
     ("it was interrupted, under another number", recorded(MINE, 7), MINE, 1, False, Decision.RESUME),
-    ("it had ended", recorded(MINE, is_over=True), MINE, 1, False, Decision.END),
-    ("it had ended, under another number", recorded(MINE, 7, is_over=True), MINE, 1, False, Decision.END),
+    ("it had ended", recorded(MINE, is_over=True), MINE, 1, False, Decision.ENDED),
+    ("it had ended, under another number", recorded(MINE, 7, is_over=True), MINE, 1, False, Decision.ENDED),
     ("it had ended, of unseen data", recorded(UNSEEN, is_over=True), UNSEEN, 1, False, Decision.TRAIN),
     ("it was interrupted, of unseen data", recorded(UNSEEN), UNSEEN, 1, False, Decision.RESUME),
     ("other weights, the first fit", recorded(MINE), changed(MINE, weights="z"), 1, False, Decision.RESUME),
@@ -381,7 +381,7 @@ ROWS: list[tuple[str, Recorded | None, FitIdentity, int, bool, Decision]] = [
     ("more epochs from the same start, elsewhere", recorded(MINE, is_over=True), changed(MINE, epochs=5), 2, False, Decision.TRAIN),
     ("fewer epochs, it had ended", recorded(MINE, is_over=True), changed(MINE, epochs=2), 1, False, Decision.TRAIN),
     ("it is called again", recorded(MINE, 2), changed(MINE, weights="z", epochs=9), 2, True, Decision.RESUME),
-    ("it ended before another one", recorded(changed(MINE, epochs=9), 2, ended=[MINE.key]), MINE, 1, False, Decision.LOOK),
+    ("it ended before another one", recorded(changed(MINE, epochs=9), 2, ended=[MINE.key]), MINE, 1, False, Decision.ENDED_EARLIER),
 ]  # fmt: skip
 
 
