@@ -90,7 +90,7 @@ class LocalHost(TaskHost):
         """Prepare the first start: an earlier launch recorded the program's imports, so a standby
         can import them once for all tasks.
         """
-        self.standby.comes_first()
+        self.standby.make_before_first_trainer()
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
         if not task.runs_program:

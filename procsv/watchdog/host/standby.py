@@ -2,14 +2,14 @@
 
 Usually a fork of the standby becomes the trainer, and the standby stays. Used by local_host.py,
 which carries out the actions. Pure: a table from (state, event) to (state, actions), plus the rules
-for waiting. A missing row is a bug and raises.
+for waiting. An event without a row in the table raises an error.
 
 A warm standby has imported what the program imports, and can be forked for each new trainer. A hot
-one has also run the program up to its first contact with the run, so it can become a trainer only
-once, and only for the next attempt.
+standby has also run the program, as the next attempt, up to the point where the program opens its
+session. So it can become only that attempt, and only once.
 
-The death of a standby never counts as a failure of the trainer. If a start was waiting for it, the
-trainer is started cold at once. Only the next standby is delayed.
+The death of a standby never counts as a failure of the trainer. If a trainer was waiting for this
+standby, the trainer starts cold at once. Only the next standby is delayed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes about half of this
-ROOM_LOOK_S = 60.0  # until free memory is checked again
-WAIT_S_MAX = 30.0  # a due start waits this long for an importing standby, which has a head start over a cold start
+ROOM_LOOK_S = 60.0  # check memory again after this time, if it was short
+# How long a due trainer waits for a standby that is still importing. The standby is ahead of a cold start, which would
+# have to begin the same imports.
+WAIT_S_MAX = 30.0
 WAIT_FIRST_S_MAX = 300.0  # the same for the first trainer, whose own imports would take as long
 # Time between two signals that tell an importing standby to hurry. They are repeated, because a standby that has not
 # installed its handler yet ignores the signal.
 HURRY_S = 1.0
-PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed, and a cold start follows
+# The standby normally answers the order to become a trainer within a millisecond. If it has not answered after this
+# time, it is killed and the trainer starts cold.
+PROMOTE_S_MAX = 5.0
 LEAVE_S_MAX = 5.0  # how long a leaving standby may clean up once no task runs; then it is killed
-DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
-DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
-DEATHS_SAID = 4  # reported to the user when the deaths within that time reach this number
+DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has failed
+DEATHS_PERIOD_S = 3600.0  # a failure of a standby counts for this long, and lengthens the delay
+DEATHS_SAID = 4  # tell the user about a death when this many failures count
 
 
 class StandbyState(Enum):
@@ -50,7 +54,7 @@ class StandbyState(Enum):
     IMPORTING = auto()  # started; imports what the trainer has imported
     WAITING = auto()  # ready to become the trainer
     PROMOTING = auto()  # told to become the trainer; has not answered yet
-    LEAVING = auto()  # asked to end, or killed, because it is not needed
+    LEAVING = auto()  # asked to end, or killed: it is not needed, or could not become the trainer
 
     @property
     def word(self) -> str:
@@ -58,14 +62,14 @@ class StandbyState(Enum):
 
 
 class StandbyEvent(Enum):
-    WANTED = auto()  # the trainer trains, and there is room
+    WANTED = auto()  # a standby is due, and memory has room for it
     NOT_SPAWNED = auto()
     IMPORTED = auto()
     MORE = auto()  # the trainer has recorded more imports since this standby started or was last told to import
-    TAKEN = auto()  # a trainer must be started
+    TAKEN = auto()  # a trainer must start, and the standby is to become it
     BEGUN = auto()  # the standby has become the trainer
     FORKED = auto()  # a fork of the standby has become the trainer
-    NOT_SENT = auto()  # see NotPromoted
+    NOT_PROMOTED = auto()  # the standby has not become the trainer, see NotPromoted
     LATE = auto()  # the answer, or the end of a leaving standby, is overdue
     DIED = auto()
     UNWANTED = auto()  # the run ends, or the attempt that a hot standby prepares was started cold
@@ -75,7 +79,7 @@ class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
     RELEASE = auto()  # make the standby clean up and end; kill a hot one
-    COUNT = auto()  # count the death, which delays the next standby
+    COUNT = auto()  # count a failure of the standby, which delays the next standby
     TELL = auto()  # tell the standby that there is more to import
 
 
@@ -100,10 +104,10 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """The standby has not become the task.
+    """The standby has not become the task. It is still a standby, and will be killed.
 
-    The order did not reach it, it could not carry out the order, or we could not watch its fork. It
-    is still a standby, and will be killed.
+    Either the order could not be sent, or the standby could not carry it out, or the standby has
+    forked, but the watchdog lacks the file descriptor that it needs to watch the fork.
     """
 
     task: TaskId
@@ -152,10 +156,10 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
     (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.RELEASE,)),
     (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
     (_S.PROMOTING, _E.FORKED): (_S.WAITING, ()),
-    (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
+    (_S.PROMOTING, _E.NOT_PROMOTED): (_S.LEAVING, (_A.KILL, _A.COUNT)),
     (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
     (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
-    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # the run will end it as the trainer
+    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # once it is the trainer, the run will end it
     (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
     (_S.LEAVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
@@ -164,14 +168,14 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
 
 
 class Standby(msgspec.Struct):
-    """The standby of one machine. It has at most one process at a time, and numbers them. `out`
+    """The standby of one machine: at most one process at a time. The processes are numbered. `out`
     collects the actions.
     """
 
     mode: str  # off, warm or hot
     out: list[Todo]
     state: StandbyState = StandbyState.ABSENT
-    number: int = 0  # of the newest process; `incarnation` in the journal and in the name of its log
+    number: int = 0  # of the newest process; the journal and the name of its log call it the incarnation
     pid: int = 0
     _is_wanted: bool = False
     _has_started: bool = False  # a task has been started, from a standby or cold
@@ -183,7 +187,7 @@ class Standby(msgspec.Struct):
     _hurry_s: float = 0.0  # the earliest time for the next hurry signal
     _is_short: bool = False  # memory is short; reported once
     _is_single: bool = False  # a standby cannot be forked; reported once
-    _is_known: bool = False  # the newest standby has been ready before
+    _was_ready: bool = False  # the newest standby has been ready at least once
     _has_more: bool = False  # see StandbyEvent.MORE
 
     # -- for a start ---------------------------------------------------------------------------------------
@@ -193,9 +197,10 @@ class Standby(msgspec.Struct):
 
     @property
     def wait_s(self) -> float:
-        """How long a due start waits for the standby to be ready.
+        """How long a due trainer waits for the standby to be ready.
 
-        0.0 if the standby is ready, or if no warm standby is about to be ready.
+        0.0 if the standby is ready, or if no standby is on its way. Also 0.0 for a hot standby: no
+        trainer waits for a hot one.
         """
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
         if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
@@ -203,7 +208,10 @@ class Standby(msgspec.Struct):
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def expedite_import(self, now_s: float) -> None:
-        """Signal an importing standby to stop yielding the cores: a due task waits for it."""
+        """Hurry a standby that is still importing, because a due task waits for it.
+
+        Until this signal, the standby lets other processes use the CPU cores first.
+        """
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
@@ -212,7 +220,8 @@ class Standby(msgspec.Struct):
         """Return the order that starts a task: promote the standby, or start cold."""
         self._has_started = True
         if not self.is_ready:
-            # A hot standby already runs the program as this attempt. The attempt starts cold, so the standby must end.
+            # A hot standby that is not ready yet is already running the program as this attempt. This attempt now
+            # starts cold, so the standby must end.
             if self.mode == "hot":
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
@@ -236,7 +245,7 @@ class Standby(msgspec.Struct):
         if self._has_more and self.is_ready:
             self.handle(StandbyEvent.MORE, now_s)
 
-    def comes_first(self) -> None:
+    def make_before_first_trainer(self) -> None:
         """In mode warm, have a standby made before the first trainer.
 
         An earlier launch recorded the program's imports, so the standby can import them once, for
@@ -291,7 +300,7 @@ class Standby(msgspec.Struct):
         if not self._is_short:
             self._is_short = True
             needed, free = show_size(ROOM_BYTES_MIN), show_size(max(0, room_bytes))
-            text = f"no standby, so a restart imports everything anew: it needs {needed} of memory, and {free} are free"
+            text = f"no standby, so restarts take longer: a standby needs {needed} of memory, but only {free} is free"
             self.out.append(Say(text))
 
     def not_spawned(self, now_s: float) -> None:
@@ -300,14 +309,17 @@ class Standby(msgspec.Struct):
     def said(self, said: StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not StandbyState.PROMOTING:
             self.handle(StandbyEvent.IMPORTED, now_s)
-            self._tell_more(now_s)  # if there is more, the standby is ready once it has imported that, too
-            if self.is_ready and not self._is_known:
-                self._is_known = True
+            self._tell_more(now_s)  # if the trainer has recorded more imports, the standby is not ready yet
+            if self.is_ready and not self._was_ready:
+                self._was_ready = True
                 ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
                 self.out.append(WriteEntry(ready, STANDBY, self.number))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
-                text = f"after each restart the next standby takes seconds to be ready, as procsv cannot fork it: {said.word.no_fork}"
+                text = (
+                    f"procsv cannot fork the standby ({said.word.no_fork}), so after each restart a new standby takes "
+                    "seconds to be ready"
+                )
                 self.out.append(Say(text))
 
     def promoted(self, event: Promoted, now_s: float) -> None:
@@ -324,11 +336,15 @@ class Standby(msgspec.Struct):
         """The standby has not become the task (see NotPromoted), so end it."""
         self._late_s = None
         self._why_killed = event.error
-        self.handle(StandbyEvent.NOT_SENT, now_s)
-        self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
+        self.handle(StandbyEvent.NOT_PROMOTED, now_s)
+        self.out.append(
+            Say(f"the standby cannot become the trainer ({event.error}), so the trainer starts cold", is_bad=True)
+        )
 
     def died(self, ended: Ended, now_s: float) -> None:
-        """The standby's process is dead. It may have been on its way to become the trainer."""
+        """The standby's process is dead. It may have died before it answered an order to become the
+        trainer.
+        """
         was, cause = self.state, self._cause(ended)
         exited = entries.Exited(
             pid=self.pid,
@@ -342,12 +358,12 @@ class Standby(msgspec.Struct):
         self.pid, self._late_s = 0, None
         self.handle(StandbyEvent.DIED, now_s)
         if was is StandbyState.PROMOTING:
-            text = f"the standby ended ({ended.exit}) as it was to become the trainer: a cold start replaces it"
+            text = f"the standby ended ({ended.exit}) before it became the trainer, so the trainer starts cold"
             self.out.append(Say(text, is_bad=True))
         elif self.mode == "hot" and was is StandbyState.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"
             text = (
-                f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
+                f"no hot standby: the program ended ({ended.exit}) before it opened its session, see procsv/logs/"
                 f"standby.{self.number}.log; using a warm one instead"
             )
             self.out.append(Say(text, is_bad=True))
@@ -361,7 +377,7 @@ class Standby(msgspec.Struct):
     def _cause(self, ended: Ended) -> Cause:
         return find_cause(ended.exit, None, self.state is StandbyState.LEAVING, self._why_killed)
 
-    # -- what follows --------------------------------------------------------------------------------------
+    # -- transitions --------------------------------------------------------------------------------------
     def handle(self, event: StandbyEvent, now_s: float) -> None:
         row = TRANSITIONS.get((self.state, event))
         if row is None:
@@ -371,12 +387,12 @@ class Standby(msgspec.Struct):
             match action:
                 case StandbyAction.SPAWN:
                     self.number += 1
-                    self._why_killed, self._is_known, self._has_more = "", False, False
+                    self._why_killed, self._was_ready, self._has_more = "", False, False
                     self.out.append(MakeStandby(self.number, self.mode))
                 case StandbyAction.KILL:
                     is_becoming = self.state is StandbyState.PROMOTING
                     self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
-                # A hot standby has run part of the program. If it ended by itself, it would run the program's clean-up.
+                # A hot standby has run part of the program, so as it ends it would run the program's clean-up. Kill it.
                 case StandbyAction.RELEASE if self.mode == "hot":
                     self.out.append(KillTree(STANDBY, self.number))
                 case StandbyAction.RELEASE:

@@ -171,7 +171,7 @@ def test_a_warm_standby_that_cannot_be_forked_is_reported_once(mode: str, said: 
         standby.said(StandbySaid(number, Waiting(2000, 2.5, "it runs a thread")), 1010.0)
         standby.died(ended(KILLED, number), 1011.0)
         standby.check_deadlines(2000.0, ROOM)
-    assert standby.out.count(Say(Naming(": it runs a thread"))) == said
+    assert standby.out.count(Say(Naming("(it runs a thread)"))) == said
 
 
 @pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
@@ -219,7 +219,7 @@ def test_a_standby_that_does_not_answer_within_five_seconds_is_killed_as_the_pro
     standby.died(ended(KILLED), 1026.0)
     assert standby.out[1:] == [
         _exited("stopped", Naming("SIGKILL", " 5.0 s"), KILLED),
-        Say(Naming("standby ended (SIGKILL)", "cold start"), is_bad=True),
+        Say(Naming("standby ended (SIGKILL)", "starts cold"), is_bad=True),
     ]
     assert (standby.state, standby.pid) == (StandbyState.ABSENT, 0)
 
@@ -239,7 +239,7 @@ def test_a_standby_that_cannot_be_reached_is_killed_with_a_message() -> None:
     standby.not_promoted(NotPromoted(TRAINER, 4, "Broken pipe"), 1020.0)
     assert standby.out == [
         KillTree(STANDBY, 1),
-        Say(Naming("Broken pipe; ", "cold start"), is_bad=True),
+        Say(Naming("(Broken pipe)", "starts cold"), is_bad=True),
     ]
     standby.check_deadlines(2000.0, None)
     assert len(standby.out) == 2, "it has no deadline any more"

@@ -251,7 +251,7 @@ def test_a_standby_that_dies_as_it_becomes_the_trainer_costs_no_failure_and_a_co
     assert [(entry.task, entry.incarnation) for entry in world.events("exited")] == [(TRAINER, 1), (STANDBY, 1)]
     assert not world.events("promoted")
     assert len(world.reports) == 1, "of the trainer alone"
-    assert any("cold start" in text for text in world.said)
+    assert any("starts cold" in text for text in world.said)
 
 
 def test_a_standby_that_cannot_be_reached_is_ended_and_a_cold_start_follows_at_once() -> None:
