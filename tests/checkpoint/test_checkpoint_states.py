@@ -137,7 +137,7 @@ def test_a_scan_decides_which_is_the_newest_unless_a_later_one_was_saved_meanwhi
 
 
 @pytest.mark.parametrize(
-    ("saved", "state", "is_behind"),
+    ("saved", "state", "has_newer"),
     [
         (on_disk(5, 300), slot(6, 50), False),
         (on_disk(5, 50), slot(4, 300), True),
@@ -149,21 +149,21 @@ def test_a_scan_decides_which_is_the_newest_unless_a_later_one_was_saved_meanwhi
     ],
 )
 def test_our_checkpoints_are_ordered_by_sequence_and_external_ones_by_step(
-    saved: Durable, state: SlotInfo, is_behind: bool
+    saved: Durable, state: SlotInfo, has_newer: bool
 ) -> None:
     states = States("r", TRAINER)
     states.scanned(saved.step, saved.sequence, is_outdated=False)
-    assert states.is_behind(SavableState.of_slot(state)) == is_behind
+    assert states.has_newer_checkpoint(SavableState.of_slot(state)) == has_newer
     if saved.sequence:
         states.saved(saved)
-        assert states.is_behind(SavableState.of_slot(state)) == is_behind
+        assert states.has_newer_checkpoint(SavableState.of_slot(state)) == has_newer
 
 
 def test_the_later_of_two_attempts_has_the_later_state_whatever_the_sequences() -> None:
     states = States("r", TRAINER)
     states.saved(msgspec.structs.replace(on_disk(5, 50), incarnation=2, run="r"))
-    assert states.is_behind(SavableState.of_slot(slot(6, 300, incarnation=1)))
-    assert not states.is_behind(SavableState.of_slot(slot(4, 20, incarnation=3)))
+    assert states.has_newer_checkpoint(SavableState.of_slot(slot(6, 300, incarnation=1)))
+    assert not states.has_newer_checkpoint(SavableState.of_slot(slot(4, 20, incarnation=3)))
 
 
 def test_our_save_is_the_newest_though_its_step_is_earlier_unless_another_writer_has_saved_a_later_one() -> None:
@@ -206,10 +206,10 @@ def test_a_trainers_state_is_missed_until_a_later_trainer_has_continued_without_
 def test_a_state_of_this_run_is_later_than_the_checkpoint_that_it_began_with_though_its_step_is_lower() -> None:
     states = States("r", TRAINER, frozenset({"another"}))
     states.stocked(DiskState(newest_step=1000, top_sequence=0, durable=None, kept=(), run_began=20.0, newest_time=10.0))
-    assert not states.is_behind(SavableState.of_slot(slot(1, 5)))
-    assert states.is_behind(SavableState.of_slot(slot(1, 5, run="another")))
+    assert not states.has_newer_checkpoint(SavableState.of_slot(slot(1, 5)))
+    assert states.has_newer_checkpoint(SavableState.of_slot(slot(1, 5, run="another")))
     states.scanned(1000, 0, is_outdated=False, time=30.0)
-    assert states.is_behind(SavableState.of_slot(slot(1, 5))), "the program saved it meanwhile"
+    assert states.has_newer_checkpoint(SavableState.of_slot(slot(1, 5))), "the program saved it meanwhile"
     states.scanned(1000, 0, is_outdated=False, time=10.0)
     states.saved(on_disk(1, 5))
     assert states.newest_step == 5

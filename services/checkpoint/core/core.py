@@ -327,14 +327,14 @@ class CheckpointCore:
         return out
 
     def _answer_followers(self, out: list[Action]) -> None:
-        """Answers the tasks beside the chief.  `out`: the actions for the question under way."""
+        """Answers the tasks other than the chief.  `out`: the actions for the question under way."""
         for reply in out:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
                 self.followers.note_answer(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.waits_for_missed) is not None:
-            # Ask on the chief's behalf.  Either the chief already has the newest state and has not trained since, or it
+            # Ask in the chief's place.  Either the chief already has the newest state and has not trained since, or it
             # will get it.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
@@ -371,7 +371,8 @@ class CheckpointCore:
     def next_due_s(self) -> float:
         """Returns the monotonic time at which to decide again, even without another event."""
         save_s = self.saving.next_due_s(self.directory.plan) if self.states.unsaved is not None else math.inf
-        return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
+        quiet_until_s = self.restoring.quiet_until_s
+        return min(self.directory.next_due_s(), math.inf if quiet_until_s is None else quiet_until_s, save_s)
 
 
 def _clear_away(states: States, busy: SavableState | None, restoring: Restoring, followers: Followers) -> list[Action]:

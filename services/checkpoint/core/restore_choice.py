@@ -1,19 +1,19 @@
 """Choose the state that a trainer restores, and tell the other tasks to start from the same one.
 
-Part of the core (core.py).  Pure.  A trainer gets the newest state.  If memory and disk both hold
-it, the trainer gets it from memory.  The slot's checksums, or the checkpoint's files, are verified
-before the answer.  If checkpoints exist but all are unusable, the answer is an error, never "start
-from step 0".
+Part of the core (core.py).  Pure.  Normally a trainer gets the newest state.  If memory and disk
+both hold it, the trainer gets it from memory.  There are two exceptions.  If the newest state is
+suspect, the trainer gets an older checkpoint, if there is one.  A trainer that can restore only
+from disk waits until the newest state is saved.  The slot's checksums, or the checkpoint's files,
+are verified before the answer.  If checkpoints exist but all are unusable, the answer is an error,
+never "start from step 0".
 
-The *followers* are the tasks beside the chief.  In a gang they must begin with the chief's state.
-So each follower waits until the chief has an answer, and gets the same answer.  Some time after the
-answer, the follower reads the chief's slot directly, or fetches it from another machine.  So the
-core never offers a slot that the chief may overwrite by then.
+The *followers* are the tasks other than the chief.  In a gang they must begin with the chief's
+state.  So each follower waits until the chief has an answer, and gets the same answer.  A follower
+reads the chief's slot, or fetches it from another machine, only some time after the answer.  So the
+core never offers a slot that the chief might overwrite in the meantime.
 """
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 from msgspec.structs import replace
@@ -29,16 +29,17 @@ from procsv.services.checkpoint.core.states import States
 # checkpoint.
 TRIES_FOR_RESTORE_MAX = 3
 
-# A dead trainer's state in memory is written once the next trainer has restored it, so that processors and memory
-# bandwidth first serve to verify and restore it.  The write waits no longer than this after the death.  That is enough
-# for a standby.  A cold start takes longer, and until the write a power failure would lose the state.
+# After a crash, the newest state may be only in memory.  The service starts to write it to disk only when the next
+# trainer has restored it, so that the write does not compete with the restore for CPU and memory bandwidth.  But the
+# write waits at most this long, because until then a power failure would lose the state.  A trainer that was forked
+# from a standby has restored by then.  A trainer that starts cold takes longer, and is not waited for.
 QUIET_S_MAX = 1.0
 
 
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    after_scan: int  # number of the scan that must end before the answer, since it shows the program's last saves
+    after_scan: int  # answer only after the directory scan of this number: it shows what the program saved last
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: FoundCheckpoint | None = None
@@ -50,11 +51,11 @@ class Restoring(msgspec.Struct):
     states: States
     expects_question: bool = True  # a trainer will soon ask what to start from, so prepare the answer
     restored: int = 0  # highest incarnation of this run that has sent Restored
-    avoid_step: int = -1  # states of this step and later are suspect; prefer an older one
+    avoid_step: int = -1  # states of this step and later are suspect, so prefer an older one; -1: no state is suspect
     served: str = ""  # the slot that a trainer is restoring from
-    quiet_until_s: float = math.inf  # when to start writing a crashed trainer's state; inf: no delay
+    quiet_until_s: float | None = None  # when to start writing a crashed trainer's state; None: no delay
     _question: _Question | None = None
-    _searched_at: int = 0  # the durable sequence when the search began
+    _searched_at: int = 0  # `states.durable_sequence` when the search began; a save changes it
     _verified: SavableState | None = None  # the last slot whose checksums were right
     _verifying: set[SavableState] = msgspec.field(default_factory=set)
 
@@ -64,41 +65,46 @@ class Restoring(msgspec.Struct):
 
     # -- events -----------------------------------------------------------------------------------------------
     def take_question(self, asker: Received, durable_only: bool, after_scan: int) -> None:
-        """Takes a question.
+        """Take a question.
 
-        It replaces an open question: the program may have rebuilt its session.
+        It replaces an open question, because the program may have rebuilt its session.
         """
         self._question, self.served = _Question(asker=asker, durable_only=durable_only, after_scan=after_scan), ""
         if durable_only:
-            self.quiet_until_s = math.inf  # the asker waits for the write
+            self.quiet_until_s = None  # the asker waits for the write, so do not delay it
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
-        self.quiet_until_s = math.inf
+        self.quiet_until_s = None
 
     def trainer_ended(self, incarnation: int, clean: bool, avoid_step: int, now_s: float) -> None:
-        """Drops the question of the attempt that has ended.
+        """An attempt of the chief has ended: drop its question, and expect the next attempt's.
 
-        The next attempt may get another answer, and its followers must not get this one.
+        Also drop a question that a follower asked in the chief's place, because the gang has ended
+        with the chief.  The next attempt may get another answer.  After a crash, delay the write of
+        the newest state (see QUIET_S_MAX).
         """
         asker = self._question.asker if self._question is not None else None
         if asker is not None and (asker.task != self.states.chief or asker.incarnation <= incarnation):
             self._question = None
         self.served, self.expects_question = "", not clean
         self.avoid_step = avoid_step
-        # If several trainers die in a row, the delay is counted from the first death, so that it ends.
-        self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
+        if clean:
+            self.quiet_until_s = None
+        elif self.quiet_until_s is None:  # if several trainers die in a row, the first death counts, so the delay ends
+            self.quiet_until_s = now_s + QUIET_S_MAX
 
     def is_quiet(self, now_s: float) -> bool:
         """Whether to delay writing a crashed trainer's state."""
-        if now_s >= self.quiet_until_s:
-            self.quiet_until_s = math.inf
-        return self.quiet_until_s < math.inf
+        if self.quiet_until_s is not None and now_s >= self.quiet_until_s:
+            self.quiet_until_s = None
+        return self.quiet_until_s is not None
 
     def saved(self, state: SavableState | None) -> None:
-        """Notes a save.
+        """Note a save.
 
-        The save also verified the slot, and its checkpoint outdates a search that has ended.
+        The save has also verified the slot.  A search that ended before the save did not see the
+        new checkpoint, so drop its result.
         """
         if state is not None and state.slot is not None:
             self._verified = state
@@ -110,10 +116,7 @@ class Restoring(msgspec.Struct):
             self._question.saves_failed += 1
 
     def verified(self, state: SavableState) -> None:
-        """Notes a verified slot.
-
-        It answers the question if the slot still holds the state to restore.
-        """
+        """Note that a slot's checksums are right, so that `advance_question` can answer with it."""
         self._verified = state
         self.verify_ended(state)
 
@@ -122,7 +125,7 @@ class Restoring(msgspec.Struct):
         self._back_to_waiting("verifying")
 
     def found(self, found: FoundCheckpoint) -> bool:
-        """Takes the result of a search; returns False if a save has outdated the result."""
+        """Take the result of a search; return False if a save has made the result obsolete."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
             return False
@@ -131,9 +134,9 @@ class Restoring(msgspec.Struct):
         return True
 
     def search_failed(self, error: str) -> list[Action]:
-        """Answers the question with an error, because the directory could not be read.
+        """Answer the question with an error, because the directory could not be read.
 
-        It never answers with a fresh start.
+        Never answer with a fresh start.
         """
         if self._question is None or self._question.stage not in ("waiting", "searching"):
             return []
@@ -145,23 +148,23 @@ class Restoring(msgspec.Struct):
 
     # -- decisions --------------------------------------------------------------------------------------------
     def verify_ahead(self) -> list[Action]:
-        """Verifies the slot that a trainer will ask for, before the trainer asks.
+        """Verify the slot that a trainer will ask for, before the trainer asks.
 
-        Does so after a trainer's death and at this service's start.
+        This happens after a trainer's death and at this service's start.
         """
         slot = self.states.newest_slot if self.expects_question else None
         self.expects_question = False
         return self._check(slot) if slot is not None else []
 
     def _check(self, slot: SavableState) -> list[Action]:
-        """Asks for verification of a slot; does nothing if it is verified or being verified."""
+        """Have a slot verified, unless it is verified or being verified."""
         if slot == self._verified or slot in self._verifying:
             return []
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
     def advance_question(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
-        """Takes the next step towards an answer.
+        """Take the next step towards an answer.
 
         `plan`: None while the checkpoints on disk are unknown.
         """
@@ -176,7 +179,7 @@ class Restoring(msgspec.Struct):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
                 return []  # wait until it is saved as a checkpoint
             slot = None
-        if slot is not None and not states.is_behind(slot):
+        if slot is not None and not states.has_newer_checkpoint(slot):
             if slot == self._verified:
                 return [self._answer("memory", slot.name, slot.step, "")]
             asked.stage = "verifying"
@@ -190,9 +193,9 @@ class Restoring(msgspec.Struct):
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
     def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: float) -> list[Action]:
-        """Answers with a checkpoint from before the suspect state.
+        """Answer with a checkpoint from before the suspect state.
 
-        If there is none, answers with the newest state.
+        If there is none, answer with the newest state.
         """
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
@@ -231,37 +234,49 @@ class _FollowerQuestion(msgspec.Struct):
 
 
 class Followers(msgspec.Struct):
-    """The followers' open questions, and the answer that the running chief got."""
+    """The followers' open questions, and the answer that the running chief got.
+
+    Each time the chief starts, it asks which state to restore, and so do its followers, before or
+    after it.  A follower's question waits here until the chief has its answer (`note_answer`), and
+    gets the same answer.  When that attempt of the chief ends, its answer is forgotten
+    (`chief_ended`), because the next attempt may get another one.
+
+    If this service process replaces one that died, it may not know the running chief's answer: the
+    chief may have got it from the previous process, and will not ask again.  Then the followers
+    would wait forever.  So the core asks in the chief's place, with a follower as the asker
+    (`waits_for_missed`), and only for a state on disk.  The result counts as the chief's answer.
+    """
 
     states: States
     expected: int = 0  # how many may ask after each start of the chief
-    may_have_missed: bool = False  # a service before this one may have answered the running chief
+    may_have_missed: bool = False  # the previous service process may have answered the running chief
     answer: RestoreFrom | None = None  # the chief's answer
-    answered_attempt: int = 0  # the chief's attempt that got `answer`; 0: a follower got it on the chief's behalf
+    answered_attempt: int = 0  # the chief's attempt that got `answer`; 0: a follower asked in the chief's place
     ended: int = 0  # the newest attempt of the chief that has ended
     _asked: dict[TaskId, _FollowerQuestion] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
     def take_question(self, asker: Received, durable_only: bool, fetches: bool = False) -> None:
-        """Takes a task's question; it replaces the task's previous one."""
+        """Take a follower's question; it replaces the follower's previous one."""
         self._asked[asker.task] = _FollowerQuestion(asker, durable_only, fetches)
 
     def chief_ended(self, incarnation: int) -> None:
-        """Forgets the answer of an attempt of the chief that has ended.
+        """An attempt of the chief has ended: forget the answer that it got.
 
-        The notice of its end can arrive after the next attempt's question.  It can also arrive
-        before a late question of the ended attempt.
+        The notice of its end can arrive late, after the next attempt's question.  It can also
+        arrive early, before a question of the ended attempt.
         """
         self.ended = max(self.ended, incarnation)
         if incarnation >= self.answered_attempt:
-            # If the ended attempt asked this service, the next attempt will ask it, too.  If it did not, the next
-            # attempt may have asked the previous service already.
+            # If the ended attempt asked this process, so will the next attempt, and no answer is missed any more.  If
+            # it did not, the notice of its end may be late, and the next attempt may be running already, with an
+            # answer from the previous process.
             self.may_have_missed = self.may_have_missed and self.answer is None
             self.answer, self.answered_attempt = None, 0
             self._answered.clear()
 
     def note_answer(self, asker: Received, body: RestoreFrom) -> None:
-        """Keeps the answer that the chief got, or that a follower got on its behalf."""
+        """Keep the answer that the chief got, or that a follower got in the chief's place."""
         is_chiefs = asker.task == self.states.chief
         if is_chiefs and asker.incarnation <= self.ended:
             return  # its followers have ended with it; the next attempt may get another state
@@ -272,9 +287,10 @@ class Followers(msgspec.Struct):
 
     @property
     def waits_for_missed(self) -> Received | None:
-        """A follower's question that may otherwise wait in vain; None if there is none.
+        """A follower that may wait for an answer that only the previous service process knew.
 
-        It waits in vain if only the previous service knew the chief's answer.
+        The caller asks in the chief's place, with this follower as the asker.  None if no follower
+        waits, or if this process has answered the chief.
         """
         if not self.may_have_missed or self.answer is not None:
             return None
@@ -309,4 +325,4 @@ class Followers(msgspec.Struct):
         durable = self.states.durable
         if durable is not None and durable.step >= answer.step:
             return replace(answer, source="checkpoint", path=durable.path, step=durable.step)
-        return None if answer.source == "memory" else answer  # the state in memory is being saved; wait for that
+        return None if answer.source == "memory" else answer  # None: the state in memory is being saved, so wait

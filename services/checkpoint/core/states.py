@@ -156,8 +156,8 @@ class States(msgspec.Struct):
                 return this < saved
         return sequence <= self.durable_sequence
 
-    def is_behind(self, state: SavableState) -> bool:
-        """Whether the newest checkpoint holds a later state.
+    def has_newer_checkpoint(self, state: SavableState) -> bool:
+        """Whether the newest checkpoint holds a later state than `state`.
 
         Our own checkpoints are compared by sequence, because a program may restart its steps at 0.
         A state of this run is later than another writer's checkpoint from before the run.
