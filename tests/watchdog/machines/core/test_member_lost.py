@@ -23,7 +23,7 @@ def test_a_lost_member_ends_the_run_but_counts_as_no_ones_failure() -> None:
     assert (exited["cause"], exited["evidence"]) == ("lost-peer", Naming("n2 ", " for 10 s"))
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": ""}]
     assert not journaled(out, "restarting")
-    assert (Naming("n2 ", " for 10 s, ", "worker.0"), True) in said(out)
+    assert (Naming("worker.0 ", "n2 ", " for 10 s"), True) in said(out)
     out += played.tell(Ticked())
     assert not [action for action in out if isinstance(action, StartAttempt) and action.task == WORKER]
     assert played.core.is_ending
@@ -59,7 +59,7 @@ def test_a_member_that_another_machine_can_replace_ends_the_run_for_a_restart() 
     out = played.tell(member_lost(WORKER, "n2", 10.0, "n3"))
 
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": "n3"}]
-    assert (Naming("n2 ", " for 10 s, ", "worker.0", "n3"), True) in said(out)
+    assert (Naming("worker.0 ", "n2 ", " for 10 s", "n3"), True) in said(out)
     assert played.core.restarts_elsewhere
     assert played.core.is_ending
 
