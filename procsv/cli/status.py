@@ -1,8 +1,8 @@
 """`procsv status DIR`: show the state of a run.
 
 Called by main.py. The command asks the run's watchdog. If the run is not active, or its watchdog
-does not answer, it reads the run's files. It takes no lock, disturbs nothing, and answers within a
-second.
+does not answer, the command reads the run's files. It takes no lock, disturbs nothing, and answers
+within a second.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 
 def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
-    """Add to `found` what run.json lacks or has out of date, from the heartbeat and the slots.
+    """Fill in what is missing from run.json or stale in it, from the heartbeat and the slots.
 
     This is for a watchdog that is alive but does not answer, for example after SIGSTOP.
     """
@@ -122,27 +122,31 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status.get("mirror_host"):
         saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
-    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # a watchdog of an older version sends none
+    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # the program's; older watchdogs send none
     facts = {
         **_say_state(status),
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
-        **({"step": steps} if habit["unit"] == "step" else {"save": f"{steps}   (it has no step counter)"}),
+        **(
+            {"step": steps}
+            if habit["unit"] == "step"
+            else {"save": f"{steps}   (the program has no step counter, so its saves are counted)"}
+        ),
         **({"fit": show_fit(status)} if status.get("fit") else {}),
     }
     restores = habit["restores"]
     if status.get("gave_up") and max(status["step"], status["durable_step"], status["memory_step"]) < 0:
-        facts["saved"] = "nothing: it failed before its first step"
+        facts["saved"] = "nothing: the program failed before its first step"
     elif (protected := status.get("protected")) is not None:
         facts["protected"] = "yes" if protected else _unprotected(status["running"], restores)
     elif restores is None:
-        facts["protected"] = "only if the program restores what it saves, which procsv has not seen"
+        facts["protected"] = "unknown: procsv has not seen whether the program restores what it saves"
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
     if status.get("generation", 1) > 1:
-        facts["generation"] = f"{status['generation']}: a gang was started again, or a server was lost"
+        facts["generation"] = f"{status['generation']} (rises when a gang restarts, or a parameter server is lost)"
     if status["no_progress_count"]:
         facts["attempt"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
@@ -156,8 +160,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         again = status["next_save_in"]
         when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
         facts["not saved"] = status["save_error"] + when
-    if (lost := status.get("ground_error")) is not None:
-        facts["lost"] = lost
+    if (missing := status.get("ground_error")) is not None:
+        facts["missing"] = missing
     if status["exit_code"] is not None:
         facts["exit code"] = str(status["exit_code"])
     if status.get("gave_up"):
@@ -184,7 +188,10 @@ def _say_state(status: dict[str, Any]) -> dict[str, str]:
         return {"state": f"{state} (not running)"}
     when = show_time(status["seen_until"])
     if host := status.get("elsewhere"):
-        return {"state": f"{state} on {host}, as of {when}", "ask": f"process {status['pid']} there: procsv status"}
+        return {
+            "state": f"{state} on {host}, as of {when}",
+            "to check": f"run procsv status on {host}, where its watchdog was process {status['pid']}",
+        }
     target = shlex.join((status["target"], *status["args"]))
     return {
         "state": f"{state} (not running)",
@@ -195,16 +202,17 @@ def _say_state(status: dict[str, Any]) -> dict[str, str]:
 
 def _unprotected(is_running: bool, restores: bool | None) -> str:
     if restores is False:
-        return "no: the program restored nothing of what was saved, so a crash starts it from the beginning"
+        return "no: the program restored nothing of what was saved, so after a crash it starts from the beginning"
     return (
-        "no: procsv saves none of its state, unless a child process has a session; a crash loses what it does not save itself"
+        "no: procsv is not saving the program's state, except perhaps that of a child process; a crash loses what the "
+        "program does not save itself"
         if is_running
         else "no: it opened no session that procsv protects, except perhaps in a child process"
     )
 
 
 def _spacing(snapshots: dict[str, Any]) -> str:
-    every = f"every {show_duration(snapshots['interval'])}" if snapshots["interval"] else "none by time"
+    every = f"every {show_duration(snapshots['interval'])}" if snapshots["interval"] else "only on request"
     return f"{every}, training waits {snapshots['mean_stall_ms']:.1f} ms for one ({snapshots['why']})"
 
 
