@@ -210,8 +210,8 @@ class Membership:
 
         If this process itself stood still (on a paused machine, for example), messages have piled
         up. It then waits one beat to receive them before it declares anyone lost. It never does
-        this twice in a row, because a process that stands still again and again would never declare
-        a member lost.
+        this twice in a row. Otherwise a process that stands still again and again would never
+        declare a member lost.
         """
         before_s, self._last_check_s = self._last_check_s, now_s
         if now_s - before_s > STOOD_STILL_S and before_s >= self._received_s:
