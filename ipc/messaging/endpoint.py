@@ -1,10 +1,10 @@
-"""Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
+"""Check, acknowledge and resend messages at the two ends of a channel, over any transport.
 
-The sender numbers its *reliable* messages on each connection (`seq`; any other message has 0).  An
-answer or an acknowledgement carries in `re` the number of the message that it refers to.  A
-reliable message stays in its sender's outbox and is sent again on reconnection or after RESEND_S,
-until the receiver acknowledges or answers it.  The receiver's inbox drops repeated messages.  Sends
-never block.
+The sender numbers its *reliable* messages on each connection (`seq`; 0 in any other message).  An
+answer or an acknowledgement carries in `re` the number of the message that it refers to.  The
+sender keeps a reliable message in its outbox until the receiver acknowledges or answers it.  Until
+then it resends the message every RESEND_S (delivery.py), and on each reconnection.  The receiver's
+inbox drops repeated messages.  Sends never block.
 
 zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
 memory.  One thread owns a channel.  This module never touches a socket.
@@ -26,8 +26,8 @@ from procsv.ipc.messaging.delivery import Inbox, Outbox
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode, encode
 
-DROPPED_REASONS_MAX = 50  # reasons that are counted separately; any more are counted together
-REPEATED = "seen before"  # the only reason that does not indicate a fault
+DROPPED_REASONS_MAX = 50  # reasons that are counted separately; further ones are counted together as "other"
+REPEATED = "seen before"  # the only reason that `refused` does not count, because repeats are part of the protocol
 DEAD_MAX = 1000  # remembered connections of dead processes
 PARTED_MAX = 100  # lost connections whose other end may be alive and come back
 GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cannot starve the caller
@@ -81,10 +81,10 @@ class Endpoint(ABC):
 
     @property
     def refused(self) -> int:
-        """How many messages were refused.
+        """How many messages were dropped for any reason but a repetition.
 
-        They were garbage, too large, from another run, from an older incarnation, or against the
-        contract.
+        They were garbage, from another run, from an older incarnation or a dead process, or in
+        breach of their contract.
         """
         return sum(count for why, count in self.dropped.items() if why != REPEATED)
 
@@ -100,7 +100,7 @@ class Endpoint(ABC):
     def _acknowledge(self, who: bytes, seq: int) -> None: ...
 
     def acknowledge(self, received: Received) -> None:
-        """Tells the sender that its message has taken effect."""
+        """Tells the sender that its message has taken effect, so that it stops resending it."""
         if received.seq:
             self._acknowledge(received.who, received.seq)
 
@@ -128,7 +128,7 @@ class Endpoint(ABC):
     def drop(self, why: str) -> None:
         """Counts a dropped message.
 
-        `why` may hold a peer's text, so the number of separate counts is limited.
+        `why` may contain text from the peer, so the number of separate counts is limited.
         """
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
@@ -145,10 +145,10 @@ class Endpoint(ABC):
         if why := self._why_dropped(message):
             self.drop(why)
             return None
-        if why := self._why_misdirected(message, peer.outbox.find_message(message.re)):
-            self.refuse(why)
+        if why := self._find_breach(message, peer.outbox.find_message(message.re)):
+            self.drop_breach(why)
             if message.seq:
-                self._acknowledge(who, message.seq)  # otherwise the sender would repeat it once a second
+                self._acknowledge(who, message.seq)  # otherwise the sender would resend it again and again
             return None
         if not peer.inbox.is_news(message.incarnation, message.seq):
             self.drop(REPEATED)
@@ -156,10 +156,11 @@ class Endpoint(ABC):
                 self._acknowledge(who, message.seq)  # the first acknowledgement was lost
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
-        if question := peer.outbox.answers(message.re):
-            # This message acknowledges our answer to `question`.  Only now may we acknowledge repeats of the question:
-            # if we had done so before, and our answer was lost, the peer would stop asking and never get an answer.
-            peer.inbox.mark_answered(question)
+        if asked_seq := peer.outbox.answers(message.re):
+            # `re` names a message of ours that answered the peer's message `asked_seq`.  So the peer now confirms that
+            # answer, and we may acknowledge repeats of `asked_seq`.  If we had done so before, and our answer had been
+            # lost, the peer would have stopped asking, and would never have got an answer.
+            peer.inbox.mark_answered(asked_seq)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
             who=who,
@@ -171,10 +172,10 @@ class Endpoint(ABC):
             answers=answered,
         )
 
-    def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
-        """Returns how a message breaks its contract; "" if it does not.
+    def _find_breach(self, message: Envelope, question: Message | None) -> str:
+        """Returns how a message breaches its contract; "" if it does not.
 
-        `question`: our unanswered message that it answers; None if it answers none.
+        `question`: the unanswered message of ours that it answers; None if it answers none.
         """
         body = message.body
         name, contract, is_answer = type(body).__name__, body.contract, not isinstance(body, Ack)
@@ -186,10 +187,10 @@ class Endpoint(ABC):
             return f"{name} in answer to {type(question).__name__}"
         return ""
 
-    def refuse(self, why: str) -> None:
-        """Counts a message that breaks its contract.
+    def drop_breach(self, why: str) -> None:
+        """Counts a dropped message that breaches its contract.
 
-        The sender is at fault, so this process carries on.
+        The sender is at fault, so this process carries on.  (Tests replace this method, and fail.)
         """
         self.drop(why)
 
@@ -204,7 +205,7 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
-        # Lost connections of tasks that have a newer connection.  We send nothing on them until the peer returns.
+        # Lost connections of tasks that have a later connection.  We send nothing on them until the peer comes back.
         self._parted: dict[bytes, Peer] = {}
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
         self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
@@ -235,7 +236,7 @@ class ServerEndpoint(Endpoint):
         return None
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Returns "an older incarnation" if a newer one of the sender has already sent a message.
+        """Returns "an older incarnation" if a newer incarnation of the task has sent a message before.
 
         Otherwise "".  It does not matter on which connection the newer incarnation has sent it.
         """
@@ -251,7 +252,7 @@ class ServerEndpoint(Endpoint):
     def broadcast(self, body: Message, only: TaskId | None = None) -> int:
         """Sends `body` reliably to all peers that may receive it, or only to task `only`.
 
-        Skips older incarnations.  Returns the number of receivers.
+        Skips a peer if its task has a peer of a newer incarnation.  Returns the number of receivers.
         """
         newest: dict[TaskId | None, int] = {}
         count = 0
@@ -265,7 +266,7 @@ class ServerEndpoint(Endpoint):
         return count
 
     def withdraw(self, body: Message) -> None:
-        """Stops resending `body` (this very object) to all peers; it may have arrived already."""
+        """Stops resending `body` (this very object) to any peer; it may have arrived already."""
         for peer in self.peers.values():
             peer.outbox.withdraw(body)
 
@@ -295,20 +296,21 @@ class ServerEndpoint(Endpoint):
             peer.is_reachable = put is not Put.NOBODY
 
     def resend_due(self) -> None:
-        """Sends due messages again."""
+        """Resends the messages that are due, and sets aside connections that were replaced."""
         now_s, is_apart = self._clock.monotonic(), False
         for who, peer in self.peers.items():
             for seq, re, body in peer.outbox.due(now_s):
                 self._send(who, seq, re, body)
             is_apart = is_apart or not peer.is_reachable
         if is_apart:
-            self._forget_superseded()
+            self._set_aside_superseded()
 
-    def _forget_superseded(self) -> None:
-        """Sets aside a lost connection if its task has sent a message on a later connection.
+    def _set_aside_superseded(self) -> None:
+        """Sets aside each lost connection whose task has a later connection.
 
-        We keep it, because two launches may claim the same task.  Then the first may reconnect, and
-        its queues continue where they stopped.
+        A command's connection is forgotten.  Any other is kept, because two launches may claim the
+        same task.  The launch with the older connection may come back, and its queues must then
+        continue where they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -323,17 +325,19 @@ class ServerEndpoint(Endpoint):
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
         """Drops the peers of `task` up to this incarnation, and their unacknowledged messages.
 
-        The caller knows that all these processes are dead.
+        The caller knows that all these processes are dead.  What they sent before they died may
+        still be received.
         """
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """Ignores the task's other connections: the process at `who` replaces a dead one.
+        """Ignores the task's other connections, because the process at `who` replaces a dead one.
 
-        Also drops all messages that are queued for the task, on any connection.  Even the messages
-        queued for `who` were meant for the dead process.
+        Nothing more is received on the other connections.  All messages that are queued for the
+        task are dropped, even those for `who`: they were sent to the task while it still belonged
+        to the dead process.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
@@ -356,7 +360,7 @@ class ClientEndpoint(Endpoint):
         super().__init__(me, clock)
         self.peer = Peer(Outbox(me.incarnation))
         self.connections = 0  # number of (re)connections; after each, the owner introduces itself again
-        self.wants_tick = False  # messages wait until the owner has introduced itself
+        self.wants_tick = False  # messages wait for a second call of `resend_due`
 
     @property
     def is_pending(self) -> bool:
@@ -396,12 +400,12 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def resend_due(self) -> bool:
-        """Sends due messages again, and returns False.
+        """Resends the messages that are due.  Returns whether there is a new connection.
 
-        After a new connection it sends nothing and returns True, because the caller must first send
-        Hello and what goes with it.  The caller then calls again at once, and that call resends
-        everything that was not acknowledged.  If messages wait, `wants_tick` keeps the event loop
-        from sleeping between the two calls.
+        On a new connection, Hello must be the first message.  So if there is one, this call sends
+        nothing.  The caller sends Hello and what goes with it, and calls again at once; that call
+        resends everything that was not acknowledged.  If messages wait, `wants_tick` keeps the
+        event loop from sleeping between the two calls.
         """
         made = self._new_connections()
         if made:
