@@ -236,9 +236,9 @@ class ServerEndpoint(Endpoint):
         return None
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Returns "an older incarnation" if a newer incarnation of the task has sent a message before.
+        """Returns "an older incarnation" if a newer one of the task has sent a message; otherwise "".
 
-        Otherwise "".  It does not matter on which connection the newer incarnation has sent it.
+        It does not matter on which connection the newer incarnation has sent it.
         """
         return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
@@ -252,7 +252,7 @@ class ServerEndpoint(Endpoint):
     def broadcast(self, body: Message, only: TaskId | None = None) -> int:
         """Sends `body` reliably to all peers that may receive it, or only to task `only`.
 
-        Skips a peer if its task has a peer of a newer incarnation.  Returns the number of receivers.
+        Skips a peer if its task has a peer of a newer incarnation.  Returns how many receive it.
         """
         newest: dict[TaskId | None, int] = {}
         count = 0
