@@ -289,7 +289,10 @@ class LeaseKeeper:
 
 
 def other_holder(file: LeaseFile, run: str) -> Lease | None:
-    """Returns the lease if a launch other than `run` holds it now; None also if it cannot be read."""
+    """Returns the lease if a launch other than `run` holds it now.
+
+    None if no other launch does, or the lease cannot be read.
+    """
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
 

@@ -313,7 +313,7 @@ class StagingArea:
 
 
 def _temporary_of(kept: Path) -> Path:
-    """Return where the backup `kept` is made before it is renamed, and where it goes after an undo."""
+    """Return the temporary name of the backup `kept`: while it is made, and once it is obsolete."""
     return kept.with_name(f".{kept.name}.new")
 
 

@@ -230,7 +230,7 @@ class History(msgspec.Struct):
         self._attempts.forget_attempts()
 
     def end_planned(self, attempt: CountedAttempt) -> float:
-        """Count an attempt that was ended for a planned restart. Return the delay before the restart.
+        """Count an attempt that was ended for a planned restart. Return the delay of the restart.
 
         There is no delay, unless an earlier attempt has also ended harmlessly and nothing has been
         saved since.
@@ -326,7 +326,10 @@ class ServiceHistory(msgspec.Struct):
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:
-        """Count a death. Return the seconds until the next start; None after too many of this kind."""
+        """Count a death. Return the seconds until the next start; None if there is none.
+
+        There is none after too many deaths of this kind.
+        """
         if death is ServiceDeath.IDLE:
             return 0.0
         period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
@@ -338,5 +341,5 @@ class ServiceHistory(msgspec.Struct):
         return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
 
     def deaths_max(self, death: ServiceDeath) -> int:
-        """Return after how many deaths of this kind the service is *lost*: it is not restarted again."""
+        """Return after how many deaths of this kind the service is *lost*, that is, not restarted."""
         return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)
