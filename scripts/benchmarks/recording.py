@@ -95,12 +95,12 @@ def record_snapshots(recording: Recording) -> None:
 
     visits: list[tuple[float, float]] = []
     lock = threading.Lock()
-    visit: Callable[[Any], None] = Snapshotter.visit
+    capture_due: Callable[[Any], None] = Snapshotter.capture_due
     learn: Callable[..., None] = Cadence.learn
 
     def timed_visit(self: Snapshotter) -> None:
         begun_s = time.monotonic()
-        visit(self)
+        capture_due(self)
         ended_s = time.monotonic()
         with lock:
             visits.append((begun_s, ended_s))
@@ -119,7 +119,7 @@ def record_snapshots(recording: Recording) -> None:
             recording.snapshots.append((longest[0], ended_s))
             recording.stalls_s.append(longest[1] - longest[0])
 
-    Snapshotter.visit = timed_visit  # type: ignore[method-assign]
+    Snapshotter.capture_due = timed_visit  # type: ignore[method-assign]
     Cadence.learn = noted_learn  # type: ignore[method-assign]
 
 

@@ -25,7 +25,7 @@ PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread
 STOP_PATIENCE_S = 1.0  # most programs end this soon after a stop request, and save a later state
 AGAIN_S = 0.1  # between tries if no slot is free: the service still reads the other one
 FAILED_PAUSE_S = 10.0  # after a failed snapshot of the cadence
-LOOK_EVERY_S = 2.0  # between two checks that the snapshot memory is still there
+CHECK_EVERY_S = 2.0  # between two checks that the snapshot memory is still there
 
 Want = Reason | Literal[""]
 
@@ -36,7 +36,7 @@ class Work(Enum):
     """The worker's next task."""
 
     COPY = auto()  # copy the oldest CAPTURED snapshot
-    LOOK = auto()  # check that the snapshot memory is still there
+    CHECK_MEMORY = auto()  # check that the snapshot memory is still there
     PREPARE = auto()  # get a slot for the cadence's next snapshot, which is due
     CAPTURE = auto()  # capture without the training thread, which has not reached the boundary
     SLEEP = auto()  # until `wakes_s`, or until something changes
@@ -73,7 +73,7 @@ class SnapshotQueue(msgspec.Struct):
     asked: Record | None = None  # the newest capture that a request with a `want` led to; not the cadence's
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
-    look_s: float = math.inf  # next check of the snapshot memory; inf: there is none to check
+    check_s: float = math.inf  # next check of the snapshot memory; inf: there is none to check
     _is_spacing: bool = False  # the cadence is running
     _spaced_s: float | None = None  # when the cadence's next snapshot is due; None: under way, or no cadence
 
@@ -95,7 +95,7 @@ class SnapshotQueue(msgspec.Struct):
         self._is_spacing, self._spaced_s = False, None
         self.drop_records(record for record in self._requested() if not record.request.want)
 
-    def add_spaced(self, now_s: float) -> None:
+    def add_cadence_request(self, now_s: float) -> None:
         """Queues the cadence's due snapshot."""
         if self._spaced_s is not None:
             self._spaced_s = None
@@ -125,8 +125,8 @@ class SnapshotQueue(msgspec.Struct):
             return Work.COPY
         if self.closed is not None:
             return Work.END
-        if self.look_s <= now_s:
-            return Work.LOOK
+        if self.check_s <= now_s:
+            return Work.CHECK_MEMORY
         if self._spaced_s is not None and self._spaced_s <= now_s:
             return Work.PREPARE
         if any(record.capture_s <= now_s for record in self._free()):
@@ -137,7 +137,7 @@ class SnapshotQueue(msgspec.Struct):
         """When the worker must act even if nothing happens; None if never."""
         times = [record.due_s if record.due_s > now_s else record.capture_s for record in self._free()]
         times += [self._spaced_s] if self._spaced_s is not None else []
-        return min([*times, self.look_s] if self.look_s < math.inf else times, default=None)
+        return min([*times, self.check_s] if self.check_s < math.inf else times, default=None)
 
     def next_copy(self) -> int:
         """The sequence number of the oldest CAPTURED snapshot."""
@@ -203,9 +203,9 @@ class SnapshotQueue(msgspec.Struct):
         for record in batch:
             record.due_s = now_s + AGAIN_S
             record.capture_s = record.due_s + (0.0 if record.request.for_stop else PATIENCE_S)
-        self.look_soon(now_s)
+        self.check_memory_soon(now_s)
 
-    def missed(self, now_s: float) -> None:
+    def postpone_worker(self, now_s: float) -> None:
         """Postpones the worker's capture: the training thread is in a call."""
         for record in self._requested():
             if record.capture_s <= now_s:
@@ -222,14 +222,14 @@ class SnapshotQueue(msgspec.Struct):
     def snapshot_lost(self, sequence: int, now_s: float) -> None:
         """Requests a new capture: another process removed this one's memory during the copy."""
         self._capture_anew(self.of(sequence), SnapshotEvent.LOSE, now_s)
-        self.look_soon(now_s)
+        self.check_memory_soon(now_s)
 
-    def looked(self, now_s: float, is_lost: bool) -> None:
+    def memory_checked(self, now_s: float, is_lost: bool) -> None:
         """Records the worker's check of the snapshot memory.
 
         `is_lost`: the worker has replaced lost memory, and the snapshots published there are gone.
         """
-        self.look_s = now_s + LOOK_EVERY_S
+        self.check_s = now_s + CHECK_EVERY_S
         if is_lost:
             gone = [
                 record for record in self.records if record.state in (SnapshotState.PUBLISHED, SnapshotState.FAILED)
@@ -237,9 +237,9 @@ class SnapshotQueue(msgspec.Struct):
             self._capture_anew(gone, SnapshotEvent.LOSE, now_s)
             self._spaced_s = None if self._spaced_s is None else now_s
 
-    def look_soon(self, now_s: float) -> None:
+    def check_memory_soon(self, now_s: float) -> None:
         """Has the memory checked soon: it may be gone."""
-        self.look_s = min(self.look_s, now_s) if self.look_s < math.inf else math.inf
+        self.check_s = min(self.check_s, now_s) if self.check_s < math.inf else math.inf
 
     @staticmethod
     def _capture_anew(records: list[Record], why: SnapshotEvent, now_s: float) -> None:

@@ -161,7 +161,7 @@ class SnapshotMemory:
             self._source.keep_files()
         with self._changed:
             if loss is None:
-                self._guarded.queue.looked(seen_s, is_lost=False)
+                self._guarded.queue.memory_checked(seen_s, is_lost=False)
                 return
             self._changed.wait_for(lambda: not self._guarded.is_busy)
             if self._guarded.finishes:
@@ -195,7 +195,7 @@ class SnapshotMemory:
             with self._guarded.change() as queue:
                 self._guarded.is_reserving, self._is_reserved = False, True
                 self._guarded.holders.discard(threading.get_ident())
-                queue.looked(self._clock.monotonic(), is_lost)
+                queue.memory_checked(self._clock.monotonic(), is_lost)
 
 
 class SnapshotPublisher:

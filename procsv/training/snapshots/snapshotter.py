@@ -1,14 +1,17 @@
-"""The snapshots of one state source: one queue, one worker, one lock.
+"""Take the snapshots of one source of state, and follow them to the checkpoint service.
 
-A TrainingRun uses it.  Requests go into the queue (snapshot_queue.py), which decides what is
-captured when.  The training thread captures at the step boundary.  The Snapshotter also has a
-thread of its own, the *worker*.  If the training thread does not reach the boundary in time, the
-worker captures.  It does so while it holds the boundary's lock, or beside a call that changes
-nothing.  Only the worker copies and publishes captures, in their order, and replaces memory that
-was removed (snapshot_worker.py).
+Each TrainingRun has a Snapshotter.  Requests for snapshots go into its queue (snapshot_queue.py),
+which decides what is captured when.  A *pinned* snapshot must itself become a checkpoint.  Until it
+is durable or has failed, nothing newer is captured, except during a stop.
 
-Lock order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the backend's lock.  A thread
-that holds the backend's lock takes no other.
+The training thread captures at the step boundary.  The Snapshotter also has a thread of its own,
+the *worker*.  If the training thread does not reach the boundary in time, the worker captures.  To
+do so, it holds the boundary's lock, or the training thread is in a call that cannot change the
+state.  Only the worker copies and publishes captures, in their order.  Only the worker replaces
+snapshot memory that another process has removed (snapshot_worker.py).
+
+A thread takes locks in this order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the
+backend's lock (backends.py).  A thread that holds the backend's lock takes no other.
 """
 
 from __future__ import annotations
@@ -38,10 +41,10 @@ from procsv.training.snapshots.snapshot_worker import (
 )
 from procsv.training.snapshots.source import StateSource
 
-LOST_S = 0.5  # how soon a waiting thread notices that the checkpoint service is lost
-WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
+LOST_S = 0.5  # how soon a waiting thread notices that the checkpoint service is *lost*: it will not be restarted
+WAIT_S_MAX = 60.0  # how long a caller waits for an earlier pinned snapshot, then for a slot, then for the worker
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
-WITHIN = "it was asked for while another snapshot was taken, as by a signal handler"
+WITHIN = "it was requested while another snapshot was being taken, for example by a signal handler"
 
 
 class Snapshotter:
@@ -65,7 +68,9 @@ class Snapshotter:
         self._publisher = SnapshotPublisher(
             runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
         )
-        self._runs_seen = -1  # finished calls when the worker last tried to capture, or when the stop was requested
+        # How many calls had finished when the worker last tried to capture, or when the stop was requested, whichever
+        # was later.  If no call has finished since, the same call may still be running.
+        self._runs_seen = -1
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
         self.last_failure: SaveFailed | None = None
 
@@ -76,7 +81,7 @@ class Snapshotter:
         self._worker.start()
 
     def start_cadence(self, on_published: Callable[[Snapshots], None] | None = None) -> None:
-        """Starts snapshots at the cadence; the worker calls `on_published` after each one."""
+        """Starts the cadence's snapshots.  The worker calls `on_published` after each of them."""
         with self._change() as queue:
             self._publisher.on_published = on_published
             queue.start_cadence(self._clock.monotonic())
@@ -87,7 +92,10 @@ class Snapshotter:
             queue.stop_cadence()
 
     def close(self) -> None:
-        """Publishes captures, then releases the source and slots, whose contents stay."""
+        """Publishes the captures that are left, then releases source and slots.
+
+        The contents of the slots stay for other processes.
+        """
         with self._change() as queue:
             queue.stop_captures(RuntimeError("the session is closed"), SnapshotState.CAPTURED)
         if self._worker.ident is not None:
@@ -95,54 +103,57 @@ class Snapshotter:
         self._memory.close()
 
     def reserve_early(self) -> None:
-        """Reserves the memory now if a capture needs it.  On the training thread.
+        """Reserves the memory now if the next capture cannot run without it.
 
-        Otherwise the worker reserves it while training continues.
+        Otherwise the worker reserves it while training continues.  Call this on the training
+        thread.
         """
         if not self._memory.backend.captures_ahead():
             self._memory.reserve()
 
     # -- requests ----------------------------------------------------------------------------------
     def request(self, request: SnapshotRequest) -> Record:
-        """Queues a snapshot.  A request within a training call is captured at the call's end."""
+        """Queues a request.  If the training thread is in a call, the capture follows that call."""
         with self._change() as queue:
             record = queue.add_request(request, self._clock.monotonic())
         self._boundary.due = True
         return record
 
-    def request_stop_save(self, want: Reason) -> None:
-        """Requests the last state of a program that must end.
+    def request_stop_save(self, reason: Reason) -> None:
+        """Requests the last state of a program that was asked to end.
 
-        Most programs then end by themselves and save a later state.  If this one has not ended
-        within STOP_PATIENCE_S, its present state is captured.
+        Most programs then end by themselves, and save a later state.  If this one has not ended
+        within STOP_PATIENCE_S (snapshot_queue.py), its present state is captured.
         """
         with self._change() as queue:
             if not queue.is_stopping:
                 queue.is_stopping, self._runs_seen = True, self._boundary.runs
-                queue.add_request(SnapshotRequest(want, reuses=True, for_stop=True), self._clock.monotonic())
+                queue.add_request(SnapshotRequest(reason, reuses=True, for_stop=True), self._clock.monotonic())
 
     def take_snapshot(self, want: Want, reuses: bool = False) -> Record:
-        """Publishes a snapshot of the present state, between two calls of the training thread.
+        """Takes a snapshot between two calls of the training thread, and waits for its publication.
 
-        Any thread but the worker may call it.  With `reuses`, a requested snapshot is good enough
-        if it was captured since the last call ended.  Raises TimeoutError if no slot becomes free.
+        `want`: see SnapshotRequest.  With `reuses`, an earlier requested snapshot will do if no
+        call has ended since it was captured.  Any thread but the worker may call this.  Raises
+        TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
-        """Captures a pinned snapshot now; the worker copies it later.
+        """Captures a pinned snapshot now.  The worker copies and publishes it later.
 
-        If the capture fails, the record's `failure` says why.
+        `want`: see SnapshotRequest.  If the capture fails, the record's `failure` says why.
         """
         self.reserve_early()
         return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=SnapshotState.CAPTURED)))
 
     def flush_request(self, record: Record) -> Record:
-        """Captures `record` now and waits until it reaches its `until` state.
+        """Captures `record` now, and waits up to WAIT_S_MAX until it reaches its `until` state.
 
-        Raises the error that kept it from getting there.  First waits up to WAIT_S_MAX for an
-        earlier pinned snapshot, unless the run is to end: then the last state matters more.
+        If an earlier pinned snapshot blocks `record`, this first waits up to WAIT_S_MAX for that
+        snapshot, and then captures `record` regardless.  If the capture fails, or no slot becomes
+        free, this raises the error.
         """
         if self._guarded.is_held_here and record.state is SnapshotState.REQUESTED:
             with self._change() as queue:
@@ -159,26 +170,28 @@ class Snapshotter:
                     deadline_s, is_urgent = now_s + WAIT_S_MAX, True
                 elif record.state is SnapshotState.REQUESTED:
                     self.changed.wait(AGAIN_S)
-            self._wait_for(lambda: record.state is SnapshotState.REQUESTED or self._has_come_far(record), WAIT_S_MAX)
+            self._wait_for(
+                lambda: record.state is SnapshotState.REQUESTED or self._has_reached_goal(record), WAIT_S_MAX
+            )
         if record.failure is not None:
             raise record.failure
         return record
 
-    def _has_come_far(self, record: Record) -> bool:
-        """Whether `record` has come far enough for the thread that waits for it.
+    def _has_reached_goal(self, record: Record) -> bool:
+        """Whether `record` has reached the state that its caller waits for, or has failed.
 
-        Once the run is to end, a capture is enough even if a checkpoint was asked for: only the end
-        of the session then waits for the disk.
+        While the program is stopping, a caller that wants a checkpoint waits only for the capture.
+        Only the end of the session then waits for the disk.
         """
         until = record.request.until
-        return record.state >= (
+        return record.state >= (  # FAILED is the highest state
             SnapshotState.CAPTURED if until is SnapshotState.DURABLE and self.queue.is_stopping else until
         )
 
-    def visit(self) -> None:
-        """Captures what is due, at the boundary with its lock held.
+    def capture_due(self) -> None:
+        """Captures what is due.  Called on the training thread at the boundary, with its lock held.
 
-        It waits for a slot only if a pinned snapshot needs it.
+        If a pinned snapshot is requested, this waits for a slot.  Otherwise it does not wait.
         """
         with self.changed:
             pinned = self.queue.next_pinned()
@@ -198,7 +211,10 @@ class Snapshotter:
     # -- events ------------------------------------------------------------------------------------
     @property
     def asked(self) -> Record | None:
-        """The newest captured snapshot that is not one of the cadence's; None if there is none."""
+        """The newest captured snapshot that the program, a stop or the session's end has requested.
+
+        None if there is none; the snapshots of the cadence do not count.
+        """
         return self.queue.asked
 
     @property
@@ -208,9 +224,11 @@ class Snapshotter:
             return self.queue.owes
 
     def wait_durable(self, record: Record, timeout_s: float, is_given_up: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until `record` or a newer snapshot is a verified checkpoint; True if it is.
+        """Waits until `record` or a newer snapshot is a verified checkpoint; returns whether it is.
 
-        Failed attempts do not end the wait.  `is_given_up` is checked twice a second and ends it.
+        A failed attempt to save it does not end the wait, because the service tries again.  Three
+        things end the wait before the timeout: the snapshot cannot reach the service, the service
+        is lost, or `is_given_up` returns True.  This checks `is_given_up` at least every LOST_S.
         """
 
         def is_over() -> bool:
@@ -219,11 +237,15 @@ class Snapshotter:
         return self._wait_for(is_over, timeout_s, record)
 
     def wait_settled(self, record: Record, timeout_s: float) -> bool:
-        """Waits until `record` is a verified checkpoint, or an attempt to save it has failed."""
-        return self._wait_for(lambda: record.state >= SnapshotState.DURABLE, timeout_s, record)
+        """Waits until `record` or a newer snapshot is a verified checkpoint, or a save has failed.
+
+        Returns whether it is a verified checkpoint.
+        """
+        is_settled = (SnapshotState.DURABLE, SnapshotState.FAILED)
+        return self._wait_for(lambda: record.state in is_settled, timeout_s, record)
 
     def _wait_for(self, is_over: Callable[[], bool], timeout_s: float, record: Record | None = None) -> bool:
-        """Waits for `is_over`, the timeout, or the final loss of the checkpoint service.
+        """Waits until `is_over` returns True, the time is over, or the checkpoint service is lost.
 
         Returns whether `record` is durable.
         """
@@ -244,7 +266,7 @@ class Snapshotter:
     def on_failed(self, news: SaveFailed) -> None:
         with self._change() as queue:
             queue.save_failed(news.sequence)
-            queue.look_soon(self._clock.monotonic())
+            queue.check_memory_soon(self._clock.monotonic())
             self.last_failure = news
 
     def on_copy_kept(self, news: CopyKept) -> None:
@@ -257,8 +279,10 @@ class Snapshotter:
     ) -> None:
         """Captures what is due.
 
-        The training thread is between two calls, or in one that changes nothing.  `is_whole` is
-        called after the capture; if it returns False, the state may be torn and is dropped.
+        The caller makes sure that the training thread is between two calls, or in a call that
+        cannot change the state.  `first` and `is_urgent`: see SnapshotQueue.choose_batch.
+        `is_whole` is called after the capture.  If it returns False, the captured state may be
+        torn, so it is dropped and captured again later.
         """
         with self.changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
@@ -298,18 +322,18 @@ class Snapshotter:
 
     # -- the worker --------------------------------------------------------------------------------
     def _work(self) -> None:
-        name_own_thread()  # keep it apart from the program's own threads
+        name_own_thread()  # to distinguish it from the program's own threads
         try:
             self._memory.reserve()
             while (work := self._next_work()) is not Work.END:
                 if work is Work.COPY:
                     self._publisher.publish_next()
-                elif work is Work.LOOK:
+                elif work is Work.CHECK_MEMORY:
                     self._memory.renew_memory()
                 elif work is Work.PREPARE:
                     self._memory.backend.prepare_slot()
                     with self._change() as queue:
-                        queue.add_spaced(self._clock.monotonic())
+                        queue.add_cadence_request(self._clock.monotonic())
                 elif work is Work.CAPTURE:
                     self._capture_by_worker()
         except BaseException as failure:  # threads that wait for the worker get the failure
@@ -331,11 +355,13 @@ class Snapshotter:
                 self.changed.wait(None if wakes_s is None else max(0.0, wakes_s - now_s))
 
     def _capture_by_worker(self) -> None:
-        """Captures without the training thread, which has not reached the boundary.
+        """Captures on the worker, because the training thread has not done so in time.
 
-        That thread is between two calls, in a long call, or gone.  During a call, the worker
-        captures only if the program is to stop, the call already ran at the worker's last try, and
-        the call changes nothing.
+        If the training thread has ended, or is in the program's own code between two calls, the
+        worker can take the boundary's lock.  It then captures, unless the last call has raised an
+        error.  If the training thread is in a call, the worker captures only if the program was
+        asked to stop, no call has ended since the worker's last try, and the call cannot change the
+        state.
         """
         boundary, runs = self._boundary, self._boundary.runs
         if boundary.lock.acquire(blocking=False):
@@ -348,4 +374,4 @@ class Snapshotter:
             self._try_capture(is_whole=lambda: boundary.runs == runs and boundary.lock.locked())
         self._runs_seen = runs
         with self.changed:
-            self.queue.missed(self._clock.monotonic())
+            self.queue.postpone_worker(self._clock.monotonic())

@@ -159,7 +159,7 @@ class TrainingRun:
         if not self.is_ready:
             self._check_ready()
         if self.snapshots is not None:
-            self.snapshots.visit()
+            self.snapshots.capture_due()
         if self._runtime.stops.reason is not None:
             self.boundary.due = True
             self._end_if_overdue()

@@ -153,10 +153,10 @@ def test_a_program_that_exits_within_the_block_has_its_last_state_saved(director
 def test_a_snapshot_due_when_a_step_fails_is_not_from_the_middle_of_that_step(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, miss, close = threading.Event(), SnapshotQueue.missed, Snapshotter.close
+    looked, postpone_worker, close = threading.Event(), SnapshotQueue.postpone_worker, Snapshotter.close
 
-    def miss_and_tell(queue: SnapshotQueue, now_s: float) -> None:
-        miss(queue, now_s)
+    def postpone_and_tell(queue: SnapshotQueue, now_s: float) -> None:
+        postpone_worker(queue, now_s)
         looked.set()
 
     def close_after_a_look(snapshotter: Snapshotter) -> None:
@@ -164,7 +164,7 @@ def test_a_snapshot_due_when_a_step_fails_is_not_from_the_middle_of_that_step(
         assert looked.wait(60), "what is due is looked for again and again"
         close(snapshotter)
 
-    monkeypatch.setattr(SnapshotQueue, "missed", miss_and_tell)
+    monkeypatch.setattr(SnapshotQueue, "postpone_worker", postpone_and_tell)
     monkeypatch.setattr(Snapshotter, "close", close_after_a_look)
     counting = Counting(directory, snapshot_secs=0.05)
 

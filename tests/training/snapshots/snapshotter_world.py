@@ -167,7 +167,7 @@ class World:
 
     def _visit(self) -> None:
         self.boundary.due = False
-        self.snapshotter.visit()
+        self.snapshotter.capture_due()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ def test_a_periodic_snapshot_is_prepared_then_left_to_the_training_thread_and_sp
     assert queue.wakes_s(109.9) == 110.0
     assert queue.next_work(110.0) is Work.PREPARE
     assert not queue.is_due(110.0)
-    queue.add_spaced(110.0)
+    queue.add_cadence_request(110.0)
     assert queue.is_due(110.0)
     assert queue.next_work(110.0) is Work.SLEEP
     assert queue.wakes_s(110.0) == 110.0 + PATIENCE_S
@@ -74,12 +74,12 @@ def test_with_a_copy_on_another_machine_the_next_is_spaced_from_the_capture_by_w
     queue: SnapshotQueue,
 ) -> None:
     queue.start_cadence(0.0)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     queue.captured(queue.choose_batch(10.0, 1), 1, 1, 10.0)
     publish(queue, 10.5)
     queue.copy_kept(1, 12.0)
     assert queue.wakes_s(12.0) == 20.5, "it was spaced before"
-    queue.add_spaced(20.5)
+    queue.add_cadence_request(20.5)
     queue.captured(queue.choose_batch(20.5, 2), 2, 2, 20.5)
     publish(queue, 21.0)
     assert queue.wakes_s(21.0) == 28.5
@@ -89,7 +89,7 @@ def test_a_capture_that_waits_for_a_step_or_other_tasks_is_due_that_much_earlier
     queue: SnapshotQueue,
 ) -> None:
     queue.start_cadence(0.0)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     queue.captured(queue.choose_batch(11.25, 1), 1, 1, 11.25)
     publish(queue, 11.5)
     queue.copy_kept(1, 13.25)
@@ -97,7 +97,7 @@ def test_a_capture_that_waits_for_a_step_or_other_tasks_is_due_that_much_earlier
     queue.captured(queue.choose_batch(17.0, 1), 2, 2, 17.0)
     publish(queue, 17.0)
     assert queue.cadence.copies.late_s == 1.25, "one that is asked for is none of them"
-    queue.add_spaced(21.5)
+    queue.add_cadence_request(21.5)
     queue.captured(queue.choose_batch(21.5, 3), 3, 3, 21.5)
     publish(queue, 21.5)
     assert queue.wakes_s(21.5) == 21.5 + 10.0 - 2.0 - 1.25, "the longest counts"
@@ -108,7 +108,7 @@ def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by
 ) -> None:
     queue.add_request(SAVE, 0.0)
     assert queue.next_work(PATIENCE_S) is Work.CAPTURE
-    queue.missed(PATIENCE_S)
+    queue.postpone_worker(PATIENCE_S)
     assert queue.next_work(PATIENCE_S) is Work.SLEEP
     assert queue.next_work(2 * PATIENCE_S) is Work.CAPTURE
 
@@ -128,7 +128,7 @@ def test_nothing_newer_is_captured_while_a_pinned_snapshot_may_become_a_checkpoi
     queue.start_cadence(0.0)
     queue.add_request(PINNED, 0.0)
     capture(queue, 0.0, 1)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     save = queue.add_request(SAVE, 10.0)
     assert not queue.is_due(20.0)
     assert queue.next_work(20.0) is Work.SLEEP
@@ -142,7 +142,7 @@ def test_a_stop_overtakes_a_pinned_snapshot_and_the_periodic_one_does_not(queue:
     queue.add_request(PINNED, 0.0)
     capture(queue, 0.0, 1)
     queue.start_cadence(0.0)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     queue.is_stopping = True
     stop = queue.add_request(STOP, 10.0)
     assert not queue.is_due(10.0), "the program may come to its end by itself"
@@ -193,7 +193,7 @@ def test_a_state_that_has_outgrown_its_slot_is_captured_again(queue: SnapshotQue
 
 def test_periodic_snapshots_pause_after_a_failure(queue: SnapshotQueue) -> None:
     queue.start_cadence(0.0)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     queue.fail(queue.choose_batch(10.0, 0), OSError("no"), 10.0)
     assert queue.wakes_s(10.0) == 10.0 + FAILED_PAUSE_S + 10.0
 
@@ -214,7 +214,7 @@ def test_a_snapshot_in_removed_memory_is_captured_again_unless_it_is_durable(que
     queue.saved(1)
     queue.save_failed(2)
     queue.start_cadence(0.0)
-    queue.looked(5.0, is_lost=True)
+    queue.memory_checked(5.0, is_lost=True)
     assert (state(saved), state(failed), state(published)) == (
         SnapshotState.DURABLE,
         SnapshotState.REQUESTED,
@@ -225,11 +225,11 @@ def test_a_snapshot_in_removed_memory_is_captured_again_unless_it_is_durable(que
 
 
 def test_the_worker_checks_every_two_seconds_and_at_once_after_an_error(queue: SnapshotQueue) -> None:
-    queue.looked(0.0, is_lost=False)
-    assert (queue.wakes_s(1.0), queue.next_work(1.9), queue.next_work(2.0)) == (2.0, Work.SLEEP, Work.LOOK)
-    queue.looked(2.0, is_lost=False)
+    queue.memory_checked(0.0, is_lost=False)
+    assert (queue.wakes_s(1.0), queue.next_work(1.9), queue.next_work(2.0)) == (2.0, Work.SLEEP, Work.CHECK_MEMORY)
+    queue.memory_checked(2.0, is_lost=False)
     queue.put_off([], 2.5)
-    assert queue.next_work(2.5) is Work.LOOK
+    assert queue.next_work(2.5) is Work.CHECK_MEMORY
 
 
 def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue) -> None:
@@ -253,7 +253,7 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
     queue.start_cadence(0.0)
     captured = queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 0), 1, 0, 0.0)
-    queue.add_spaced(10.0)
+    queue.add_cadence_request(10.0)
     late = queue.add_request(LAST, 10.0)
     queue.stop_captures(RuntimeError("closed"), SnapshotState.CAPTURED)
     after = queue.add_request(LAST, 10.0)
@@ -311,13 +311,13 @@ class World:
                 self.queue.snapshot_lost(sequence, self.now_s)
             else:
                 self.queue.fail(self.queue.of(sequence), OSError(outcome), self.now_s)
-        elif work is Work.LOOK:
-            self.queue.looked(self.now_s, is_lost=False)
+        elif work is Work.CHECK_MEMORY:
+            self.queue.memory_checked(self.now_s, is_lost=False)
         elif work is Work.PREPARE:
-            self.queue.add_spaced(self.now_s)
+            self.queue.add_cadence_request(self.now_s)
         elif work is Work.CAPTURE:
             self.capture(outcome)
-            self.queue.missed(self.now_s)
+            self.queue.postpone_worker(self.now_s)
         return work
 
     def settle(self) -> None:
@@ -360,7 +360,7 @@ def test_under_every_interleaving_requests_settle_in_order_and_no_pinned_snapsho
             case "saved", bool():
                 (world.queue.saved if how else world.queue.save_failed)(max(world.published, default=0))
             case "lost", None if not any(record.state is SnapshotState.CAPTURED for record in world.queue.records):
-                world.queue.looked(world.now_s, is_lost=True)
+                world.queue.memory_checked(world.now_s, is_lost=True)
             case "wait", float():
                 world.now_s += how
     world.settle()

@@ -15,13 +15,13 @@ def test_after_a_failing_call_nothing_is_captured_until_another_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = threading.Event()
-    missed = snapshot_queue.SnapshotQueue.missed
+    postpone_worker = snapshot_queue.SnapshotQueue.postpone_worker
 
     def note(queue: snapshot_queue.SnapshotQueue, now_s: float) -> None:
-        missed(queue, now_s)
+        postpone_worker(queue, now_s)
         looked.set()
 
-    monkeypatch.setattr(snapshot_queue.SnapshotQueue, "missed", note)  # each time that the worker has come
+    monkeypatch.setattr(snapshot_queue.SnapshotQueue, "postpone_worker", note)  # each time that the worker has come
 
     def fails() -> None:
         world.snapshotter.request(SnapshotRequest("periodic"))

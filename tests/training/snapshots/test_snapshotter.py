@@ -130,7 +130,7 @@ def test_a_closed_source_ends_the_periodic_snapshots_silently(world: World, capl
         deadline.wait(0.01)
     with world.snapshotter.changed:
         queue = world.snapshotter.queue
-        assert world.snapshotter.changed.wait_for(lambda: queue.wakes_s(0.0) == queue.look_s, NEWS_S_MAX)
+        assert world.snapshotter.changed.wait_for(lambda: queue.wakes_s(0.0) == queue.check_s, NEWS_S_MAX)
     assert not caplog.records
 
 
