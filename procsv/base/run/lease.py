@@ -209,9 +209,8 @@ class LeaseFile:
                 return taken
             if trouble is not None:
                 raise trouble
-            with contextlib.suppress(
-                Fenced
-            ):  # another launch took the logdir after the check, or tried to and gave way
+            # Fenced: after the check, another launch has taken the logdir, or has tried to and given way.
+            with contextlib.suppress(Fenced):
                 write(fence)
                 return lost_to(self, run)
         raise Fenced(f"another launch keeps removing the fence of run {run}")
