@@ -52,7 +52,7 @@ def is_eager() -> bool:
     return tensorflow is None or bool(tensorflow.executing_eagerly())
 
 
-_drop_breach = Endpoint.drop_breach
+_count_breach = Endpoint.count_breach
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +62,13 @@ def contracts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(endpoint: Endpoint, why: str) -> None:
         raise ProcsvBug(f"{endpoint.me} was sent {why}")
 
-    monkeypatch.setattr(Endpoint, "drop_breach", fail)
+    monkeypatch.setattr(Endpoint, "count_breach", fail)
 
 
 @pytest.fixture
 def refuses(contracts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count a message that breaks its contract and go on, as a run does."""
-    monkeypatch.setattr(Endpoint, "drop_breach", _drop_breach)
+    monkeypatch.setattr(Endpoint, "count_breach", _count_breach)
 
 
 @pytest.fixture

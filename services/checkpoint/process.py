@@ -103,7 +103,7 @@ class CheckpointService:
     def handle_message(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
         if isinstance(received.body, OF_THE_CHIEF) and received.task != self._tools.start.chief:
-            self._tools.server.drop_breach(
+            self._tools.server.count_breach(
                 f"{type(received.body).__name__} from {received.task}, whose state is not saved"
             )
             self._tools.server.acknowledge(received)  # otherwise the peer would repeat it once a second

@@ -207,7 +207,7 @@ class Link:
             for peer, client in self._clients.items():
                 while client in news and (received := client.receive()) is not None:
                     if type(received.body) not in HEARD and not isinstance(received.body, Ack):
-                        client.drop_breach(f"{type(received.body).__name__} has no handler")
+                        client.count_breach(f"{type(received.body).__name__} has no handler")
                     self._dispatch(peer, received)
                     client.acknowledge(received)
 

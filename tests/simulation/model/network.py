@@ -121,7 +121,7 @@ class EndInMemory(Endpoint):
         self.made = 0  # connections that `resend_due` has not reported yet
         self._mailbox: deque[list[bytes]] = deque()
 
-    def drop_breach(self, why: str) -> None:
+    def count_breach(self, why: str) -> None:
         raise AssertionError(f"{self.me} was sent {why}")
 
     def deliver(self, frames: list[bytes]) -> None:
