@@ -134,7 +134,7 @@ def hangs() -> list[str]:
     said = each(wording.goes_on, (TRAINER, 3, 123.456, 7))
     said += each(wording.does_nothing, (TRAINER, 3, Hang(Phase.IMPORT, 123.456, 120.0, -1)))
     said += each(wording.lingers, (61.0,))
-    news = [TooShort(phase, limit_s=60.0, took_s=90.0, now_s=120.0) for phase in (Phase.STEP, Phase.COMPILE)]
+    news = [TooShort(phase, limit_s=60.0, took_s=90.0, new_limit_s=120.0) for phase in (Phase.STEP, Phase.COMPILE)]
     return said + each(wording.limit_doubled, *((one,) for one in news))
 
 

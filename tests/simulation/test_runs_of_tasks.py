@@ -146,7 +146,7 @@ def _ends_the_servers_with_the_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _blames_who_waits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Liveness, "stand_by", lambda self, now_s: None)
+    patch.setattr(Liveness, "skip_time", lambda self, now_s: None)
 
 
 BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, str]] = [

@@ -305,7 +305,7 @@ class Core:
             if task.pid:
                 task.see_memory(event.memory_step)
                 if name in event.traced or self.awaited_by(name, now_s) is not None:
-                    task.hanging.liveness.stand_by(now_s)
+                    task.hanging.liveness.skip_time(now_s)
                 wanted += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:
             wanted += self._in_vain.find_in_vain(self.tasks, now_s)

@@ -162,6 +162,6 @@ class HangEscalation(Generic[L]):
         assert self.hang is not None
         phase, limit = self.hang.phase.name.lower(), show_duration(self.hang.limit_s)
         frozen = ", the process being stopped (SIGSTOP)" if self.was_stopped else ""
-        if self.hang.told:
-            return self.hang.told + frozen
+        if self.hang.detail:
+            return self.hang.detail + frozen
         return f"no progress for {show_duration(self.hang.seconds)} in phase {phase}, which may take {limit}{frozen}"

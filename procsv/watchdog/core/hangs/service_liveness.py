@@ -103,5 +103,5 @@ class ServiceLiveness(msgspec.Struct):
 
     def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
         phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)
-        told = f"{what} for {show_duration(seconds)}; the limit is {show_duration(limit_s)}"
-        return Hang(phase=phase, seconds=seconds, limit_s=limit_s, step=step, told=told)
+        detail = f"{what} for {show_duration(seconds)}; the limit is {show_duration(limit_s)}"
+        return Hang(phase=phase, seconds=seconds, limit_s=limit_s, step=step, detail=detail)

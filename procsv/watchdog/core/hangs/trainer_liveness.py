@@ -1,26 +1,42 @@
-"""Judge whether a trainer is alive, with a learned limit for a step and generous other limits.
+"""Judge whether a trainer is alive. A step has a learned limit; other phases have fixed, long limits.
 
-Used by escalation.py. Pure: heartbeat, activity and time are arguments. Two things count as
-progress. One is in the heartbeat: a new phase, a new step, a finished call of the session, a
-replayed batch, an imported module. The other is activity of the program's processes (TreeActivity):
-CPU time, I/O, output. A heartbeat alone does not count, because one thread may write it while
-training is stuck in another. The last column says whether activity counts as progress:
+Used by escalation.py. Pure: heartbeat, activity and time are arguments. In this file, a parameter
+server counts as a trainer, too.
+
+Progress is a change in the heartbeat: a new phase or step, a finished call of the session, an
+imported module, or an earlier batch that a resumed Keras fit reads again (a *replayed* batch). A
+new timestamp is not progress, because one thread may write the heartbeat while training is stuck in
+another. Only for a parameter server a new timestamp is enough, since its heartbeat shows nothing
+else.
+
+In most phases, activity of the program's processes (TreeActivity) also counts as progress: CPU
+time, I/O, output. The last column of this table says in which:
 
     phase     what                                                  at most            activity
     step      a step is under way                                   20 x the median    no
-                                                                    step, but 120 s to
+                                                                    step, but at least
+                                                                    120 s and at most
                                                                     1800 s
     step      with --hang-timeout: from one step to the next        as set             no
-    program   callbacks, evaluations, the code between two calls    1800 s             yes
-              of a session or of `step()`, between two trainings
-    import    until the program asks for its session                1800 s             yes
-    connect   until the state is being loaded                       1800 s             yes
-    restore   the state is being restored                           1800 s             yes
-    compile   until the first step has ended, a replay included     1800 s             yes
-    save      the last checkpoint, a Saver's own                    1800 s             yes
-    stop      threads are joined; if the main module has returned,  1800 s             yes
-              this is not a hang, and the program is complete
-    serve     a parameter server, while other tasks need it         10 s of silence    no
+    program   callbacks, evaluations, and other code between calls  1800 s             yes
+              of the session or of `step()`, or between trainings
+    import    until the program creates its session                 1800 s             yes
+    connect   until procsv chooses the state to restore             1800 s             yes
+    restore   procsv chooses and restores the state                 1800 s             yes
+    compile   until the first step has ended, including replayed    1800 s             yes
+              batches
+    save      the program waits for a save: the final checkpoint,   1800 s             yes
+              or one by its own Saver
+    stop      the session or the program ends: it joins threads,    1800 s             yes
+              for example
+    serve     a parameter server                                    20 x the median    no
+                                                                    step, but at least
+                                                                    10 s
+    idle      a service (no trainer has this phase)                 no limit
+
+--hang-limits changes the limits of 1800 s, except for a step. The limits of program and compile are
+at least as long as --hang-timeout. If the main module has returned, exceeding the limit of stop is
+not a hang: the program counts as complete, and procsv ends its process (trainer_news.py).
 
 Only a step is short and predictable. A callback may take any time: it may upload a model, or wait
 for another program.
@@ -29,13 +45,18 @@ Before its first session, a program shows only its activity, and it may not be t
 such a program does nothing, the watchdog suspects a hang and reports that, but does not end the
 program. If an earlier attempt had a session, the program does train. Then doing nothing is a hang.
 
-A limit may be too short. After each hang, the next attempt gets twice the time. If that attempt
-exceeds the old limit and then makes progress, the old limit was too short. The limit stays doubled,
-and this is reported once.
+A limit may be too short. After each hang, the limit of its phase doubles, until the program trains
+a new step. There are two exceptions: --hang-timeout never doubles as the limit of a step, and the
+learned limit never exceeds 1800 s. If the next attempt exceeds the old limit and then makes
+progress, the old limit was too short. The limit then stays doubled for the rest of the launch, and
+the watchdog reports that once.
 
-`procsv.extend(seconds)` extends any deadline. Two kinds of time do not count: time in which the
-watchdog itself did not look, because it or the whole machine was stopped, and time in which the
-task waits for another task (`find_awaited`).
+`procsv.extend(seconds)` extends any deadline. Three kinds of time do not count:
+
+* long pauses between two checks, except for their first 5 s: the watchdog or the whole machine was
+  stopped;
+* time in which the task waits for another task (`find_awaited` in cluster.py);
+* time in which a debugger holds the program.
 """
 
 from __future__ import annotations
@@ -97,13 +118,14 @@ STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # bounds of the learned limit
 STEP_MEDIANS = 20.0  # the learned limit is this many median steps
 STEPS_KNOWN_MIN = 3  # steps measured before the median is used; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # the median covers this many of the latest steps
-LOOK_GAP_S_MAX = 5.0  # a longer pause between two checks counts as this long; half of the limit is another bound
+LOOK_GAP_S_MAX = 5.0  # a pause between two checks counts for at most this long, and for at most half the limit
 TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps and other code
 WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
 DOUBLED_MAX = 10  # how many times a limit is doubled at most
-WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases without a session; STOP: the program has returned
-# A trainer whose heartbeat is older than this is only suspected of a hang. A parameter server with such a heartbeat
-# hangs: it has nothing to do but to serve, and tasks that wait for a frozen server get no error.
+# Phases that do not prove that the program has had a session. Any program that has returned is in phase STOP.
+WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})
+# An older heartbeat does not prove that a trainer hangs (`is_silent`). For a parameter server it counts as a hang: a
+# server has nothing to do but to serve, and tasks that wait for a frozen server get no error.
 SILENT_S_MIN = 10.0
 
 
@@ -114,16 +136,16 @@ class Hang(msgspec.Struct, frozen=True):
     seconds: float
     limit_s: float
     step: int
-    told: str = ""  # a description, if the phase alone does not say enough
+    detail: str = ""  # a description, if the phase alone does not say enough
 
 
 class TooShort(msgspec.Struct, frozen=True):
-    """A limit that a healthy program has exceeded when it was given more time."""
+    """A limit that proved too short: with more time, the program exceeded it and then made progress."""
 
     phase: Phase
     limit_s: float
     took_s: float
-    now_s: float  # the new limit
+    new_limit_s: float
 
 
 class StepTimes(msgspec.Struct):
@@ -157,9 +179,9 @@ class StepTimes(msgspec.Struct):
 
 
 class Liveness(msgspec.Struct):
-    """The liveness of one task, through all its trainers.
+    """The liveness of one task, across all its attempts.
 
-    `steps` and the counts of hangs are kept from one trainer to the next.
+    `steps` and the counts of hangs are kept from one attempt to the next.
     """
 
     launch: LaunchSettings
@@ -179,7 +201,8 @@ class Liveness(msgspec.Struct):
     had_session: bool = False  # this trainer or an earlier one had a session
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
     _is_training: bool = False  # the running trainer has made steps
-    _still_s: float = 0.0  # the longest time without any progress since the heartbeat last showed progress
+    # The longest stretch with neither progress nor activity that counts, since the heartbeat last showed progress.
+    _still_s: float = 0.0
     _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # doublings of limits that proved too short
     _too_short: TooShort | None = None  # not reported yet
 
@@ -212,8 +235,11 @@ class Liveness(msgspec.Struct):
         if activity is not None:
             self._tree.note_activity(activity, self._limit_s, now_s)
 
-    def stand_by(self, now_s: float) -> None:
-        """Do not count the time since the last check: the task waits for another task."""
+    def skip_time(self, now_s: float) -> None:
+        """Do not count the time since the last check.
+
+        The task waits for another task, or a debugger holds it.
+        """
         self._looked_s = max(self._looked_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
@@ -230,16 +256,16 @@ class Liveness(msgspec.Struct):
         if beat is None or (last is not None and _progress(beat) == _progress(last)):
             self._last = beat or last
             return
-        self._weigh_limit()
+        self._check_earlier_limit()
         self._quiet_s, self._still_s, self._last = 0.0, 0.0, beat
         self._is_training |= beat.phase is Phase.STEP
         self._measure(last, beat, now_s)
         self._measure_calls(last, beat, now_s)
 
-    def _weigh_limit(self) -> None:
-        """After progress, check whether the limit that ended earlier attempts was too short.
+    def _check_earlier_limit(self) -> None:
+        """Check whether the limit that ended earlier attempts was too short. Called after progress.
 
-        If so, double the limit for the rest of the launch.
+        If it was, keep the doubled limit for the rest of the launch.
         """
         phase, hangs = self.phase, self._hangs[self.phase]
         limit_s = self._limit_after(phase, self._doubled[phase])
@@ -280,14 +306,14 @@ class Liveness(msgspec.Struct):
     def hang(self, now_s: float) -> Hang | None:
         """Return the hang if the limit is exceeded; otherwise None.
 
-        For a program that has had no session in any attempt, it is None, and `suspicion` applies.
+        Return None, too, for a program that has not had a session in any attempt: see `suspicion`.
         """
         return self._find(now_s) if self.had_session else None
 
     def suspicion(self, now_s: float) -> Hang | None:
-        """Return the same for a program that has not had a session in any attempt.
+        """Return the suspected hang of a program that has not had a session in any attempt.
 
-        It may not be training at all.
+        Such a program may not be training at all. Return None if the limit is not exceeded.
         """
         return self._find(now_s) if not self.had_session else None
 
@@ -300,13 +326,13 @@ class Liveness(msgspec.Struct):
         extended_s = self._last.extended_s if self._last is not None else 0.0
         if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:
             return None
-        told = "its heartbeat has stopped, while others wait for it" if self.phase is Phase.SERVE else ""
+        detail = "its heartbeat has stopped, while others wait for it" if self.phase is Phase.SERVE else ""
         return Hang(
             phase=self.phase,
             seconds=quiet_s,
             limit_s=limit_s,
             step=self._last.step if self._last is not None else -1,
-            told=told,
+            detail=detail,
         )
 
     def _without_progress_s(self, now_s: float) -> float:
@@ -320,9 +346,9 @@ class Liveness(msgspec.Struct):
     def phase(self) -> Phase:
         """The phase whose limit applies.
 
-        If the heartbeat says STEP, but it is not certain that a step is running, this is PROGRAM:
-        the learned limit is for steps only. If the user has set a limit, this is STEP, because that
-        limit counts from one step to the next.
+        If the heartbeat says STEP, but it is not certain that a step is running, return PROGRAM:
+        the learned limit is for steps only. If the user has set a limit, return STEP even then,
+        because the user's limit counts from one step to the next.
         """
         if self._last is None:
             return Phase.IMPORT
@@ -348,11 +374,7 @@ class Liveness(msgspec.Struct):
         return self.limit_s(self.phase)
 
     def count_hang(self, hang: Hang) -> None:
-        """Count a hang for which the trainer is ended.
-
-        The limit of the phase doubles for the next attempt, unless it is the user's limit for a
-        step.
-        """
+        """Count a hang for which the trainer is ended. This doubles the phase's limit (`limit_s`)."""
         self._hangs[hang.phase] += 1
         self._hang_step = max(self._hang_step, hang.step)
 
@@ -360,8 +382,9 @@ class Liveness(msgspec.Struct):
         """Return how long `phase` may go without progress.
 
         The limit doubles after each hang, until the program trains a new step. So a program that is
-        only slow, because it loads its data for an hour, for example, is not killed at the same
-        place again and again.
+        only slow, for example because it loads data for an hour, is not killed at the same place
+        again and again. The user's limit for a step does not double, and the learned limit doubles
+        only up to STEP_S_MOST.
         """
         return self._limit_after(phase, self._hangs[phase] + self._doubled[phase])
 
@@ -379,9 +402,9 @@ class Liveness(msgspec.Struct):
         return min(STEP_S_MOST, self.steps.limit_s * again)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the heartbeat has stopped, which does not prove a hang.
+        """Whether the heartbeat has stopped.
 
-        The process may be stopped, or in a call that holds the GIL.
+        This does not prove a hang: the process may be stopped, or in a call that holds the GIL.
         """
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 

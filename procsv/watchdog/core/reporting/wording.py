@@ -308,7 +308,7 @@ def killed_after_its_end(exit: Exit, code: int) -> str:
 
 
 def limit_doubled(news: TooShort) -> str:
-    phase, limit, now = news.phase.name.lower(), show_duration(news.limit_s), show_duration(news.now_s)
+    phase, limit, now = news.phase.name.lower(), show_duration(news.limit_s), show_duration(news.new_limit_s)
     option = "--hang-timeout" if news.phase is Phase.STEP else f"--hang-limits {phase}=..."
     return (
         f"that was not a hang: phase {phase} took {show_duration(news.took_s)} and went on. Its limit is now {now} instead of {limit}; "

@@ -155,7 +155,7 @@ class Watched:
                 beat = replace(beat, beat_s=self.now_s)
             self.liveness.read_heartbeat(beat, self.now_s, at_disk)
             if (hang := self.liveness.hang(self.now_s)) is not None:
-                return hang.told
+                return hang.detail
         return ""
 
 

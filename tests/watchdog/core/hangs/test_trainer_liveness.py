@@ -280,7 +280,7 @@ def test_a_limit_proved_too_short_stays_doubled_with_one_message() -> None:
     trainer.says(Phase.STEP, 3, 3)
     news = trainer.liveness.take_too_short()
     assert news is not None
-    assert (news.phase, news.limit_s, news.now_s) == (Phase.PROGRAM, 1800.0, 3600.0)
+    assert (news.phase, news.limit_s, news.new_limit_s) == (Phase.PROGRAM, 1800.0, 3600.0)
     assert news.took_s > 1900.0
     assert trainer.liveness.take_too_short() is None
     for step in (4, 5):  # at the end of each epoch

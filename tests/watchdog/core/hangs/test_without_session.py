@@ -69,7 +69,7 @@ def test_a_server_whose_heartbeat_stops_is_hung(known_s: float, limit_s: float) 
     hang = server.passes(1.0)
     assert hang is not None
     assert (hang.phase, hang.limit_s) == (Phase.SERVE, limit_s)
-    assert "heartbeat" in hang.told
+    assert "heartbeat" in hang.detail
     assert Trainer(LaunchSettings(hang_timeout_s="off")).says(Phase.SERVE).passes(1000.0) is None
 
 
