@@ -29,14 +29,14 @@ RESTARTS = OptionGroup(
         "--repeated-failures",
         0,
         5,
-        "Give up after the same failure (exception and frame, signal, hang) N times in a row that leaves less than --min-kept "
+        "Give up after the same failure (exception and frame, signal, hang) N times in a row that keeps less than --min-kept "
         "of training each. 0: never.",
     ),
     seconds(
         "--min-kept",
         "min_kept_s",
         "60s",
-        "An attempt that leaves this much training is not counted as a repeated failure.",
+        "An attempt that keeps this much training is not counted as a repeated failure.",
     ),
     option(
         "--min-goodput",
@@ -50,7 +50,7 @@ RESTARTS = OptionGroup(
         "--suspect-crashes",
         1,
         2,
-        "After N crashes that all resumed from the same state, resume from the checkpoint before it.",
+        "After N crashes of attempts that had all resumed from the same state, resume from the checkpoint before that state.",
     ),
     seconds(
         "--disk-wait",
@@ -76,8 +76,8 @@ LIMITS = OptionGroup(
         "hang_timeout_s",
         "auto",
         "Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
-        "step, at least 2 minutes and at most 30. Callbacks and evaluations do not count as steps. procsv.extend(seconds) in the "
-        "program adds to it.",
+        "step, at least 2 minutes and at most 30. Callbacks and evaluations do not count as steps. In a loop with step(), auto sets "
+        "no limit for a step. procsv.extend(seconds) in the program adds to it.",
         "auto",
         "off",
         least_s=0.1,
@@ -89,8 +89,8 @@ LIMITS = OptionGroup(
         type=PHASE_LIMITS,
         default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
         metavar="PHASE=S,...",
-        help="Longest time that each other phase may go without progress, CPU time, I/O or output, and a service without "
-        "completing a loop iteration. program: callbacks, evaluations, the time between two fits or sessions. A phase that is not "
+        help="For each phase other than a step: how long the program may show no progress, CPU time, I/O or output. service: how "
+        "long one iteration of a service's main loop may take. program: callbacks, evaluations, the time between two fits or sessions. A phase that is not "
         "named keeps its default. Before its first session a program is never ended.",
     ),
     option(

@@ -30,7 +30,8 @@ RUN = OptionGroup(
         "--map-logdir",
         "maps_logdir",
         is_flag=True,
-        help="Use the logdir instead of any directory that the program gives its session. Without this option another one is refused.",
+        help="Use the logdir in place of any directory that the program gives its session. Without this option, procsv refuses "
+        "a program that names a directory outside --logdir.",
     ),
     option(
         "--new",
@@ -58,8 +59,8 @@ RUN = OptionGroup(
         type=Duration("auto"),
         default="auto",
         metavar="auto|S|0",
-        help="Time between snapshots in memory, which is what a crash may cost. auto: as often as costs 1 % of the time; 0: one for "
-        "each checkpoint only.",
+        help="Time between snapshots in memory, which is what a crash may cost. auto: as often as 1 % of the time allows; 0: only "
+        "when a checkpoint is due.",
         is_common=True,
     ),
     option(
