@@ -129,7 +129,7 @@ def test_all_tasks_of_a_gang_start_with_the_same_state_whichever_message_comes_f
 
 # -- deliberate breaks -----------------------------------------------------------------------------------------
 def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, why, now_s: [])
+    patch.setattr(TrainerSupervisor, "end_with_gang", lambda self, why, now_s: [])
     patch.setattr(TrainerSupervisor, "is_gone", True)
 
 

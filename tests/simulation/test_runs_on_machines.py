@@ -142,7 +142,7 @@ def _gives_each_order_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, why, now_s: [])
+    patch.setattr(TrainerSupervisor, "end_with_gang", lambda self, why, now_s: [])
     patch.setattr(TrainerSupervisor, "is_gone", True)
 
 

@@ -112,9 +112,9 @@ class Gang:
         if self._is_breaking:
             return []
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s
-        self._members[ended].next.is_held = True
+        self._members[ended].next.awaits_gang = True
         others = [member for task, member in self._members.items() if task != ended]
-        return [wanted for member in others for wanted in member.leave_gang(f"{ended} is gone", now_s)]
+        return [wanted for member in others for wanted in member.end_with_gang(f"{ended} is gone", now_s)]
 
     def regroup(self, now_s: float) -> None:
         """Let all members start again, if the last old process is gone. Otherwise do nothing."""
@@ -137,7 +137,7 @@ class Gang:
         wanted: list[Action] = []
         for task, member in self._members.items():
             if self.policy is Policy.GANG and task != self._chief.task and self._chief.unsettled is None:
-                wanted += member.weigh_verdict(now_s)
+                wanted += member.decide_postponed(now_s)
         return wanted
 
     def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> list[Action]:
@@ -172,7 +172,7 @@ class Gang:
         wanted: list[Action] = [Say(f"{why}: starting all again", is_bad=True)]
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
-            wanted += member.leave_gang("the tasks did not start from the same state", now_s)
+            wanted += member.end_with_gang("the tasks did not start from the same state", now_s)
         return wanted
 
 

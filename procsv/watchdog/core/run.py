@@ -138,7 +138,7 @@ class Core:
                 return self._of_services.not_started(event, now_s)
             case events.Preparing():
                 for name in event.tasks:
-                    self.tasks[name].prepares(event)
+                    self.tasks[name].note_standby(event)
             case events.Ended(task=name) if name in self.tasks:
                 return self._task_ended(self.tasks[name], event, now_s)
             case events.Ended():
@@ -232,7 +232,7 @@ class Core:
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
             # The task was complete, but the other members of its gang restart, and cannot train without it.
-            wanted += task.leave_gang("another of its gang had ended first", now_s)
+            wanted += task.end_with_gang("another of its gang had ended first", now_s)
         if self.is_ending and not task.ends_run:
             # The attempt ended before the run asked it to. Do not restart the task.
             wanted += task.stop(False, "the run ends", now_s)

@@ -56,7 +56,7 @@ class LifecycleEvent(Enum):
     CHECKPOINTED = auto()  # exit 75: "restart me"
     CRASHED = auto()  # anything else
     NOT_STARTED = auto()  # there is no process: see events.NotStarted
-    HELD = auto()  # the run begins, and the first start waits for the host's standby
+    AWAITS_STANDBY = auto()  # the run begins, and the first start waits for the host's standby
     # from the watchdog's decisions
     HANGS = auto()  # no progress for longer than its phase may take
     STALLS = auto()  # the same as HANGS, for an observed program
@@ -196,7 +196,7 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     },
 }
 _ROWS[_S.PENDING][_E.NOT_STARTED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
-_ROWS[_S.PENDING][_E.HELD] = Edge(_S.BACKOFF)
+_ROWS[_S.PENDING][_E.AWAITS_STANDBY] = Edge(_S.BACKOFF)
 for _state in TERMINAL:  # requests still come, because ending a run takes a while and users press Ctrl-C again
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))

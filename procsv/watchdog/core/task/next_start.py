@@ -49,7 +49,7 @@ class NextStart:
         self.awaits_room = False  # a full disk ended the attempt
         # Monotonic: no start before this time even if there seems to be room. The disk that we check may not be the full one.
         self._room_due_s = 0.0
-        self.is_held = False  # the start waits until the whole gang is gone
+        self.awaits_gang = False  # the start waits until the whole gang is gone
         self.lost_peer = ""  # why the attempt was ended, if another member of its gang had ended
         self._kept = progress  # the progress of the task whose state is resumed; in a gang, this is the chief
         self._past: Past | None = None
@@ -67,7 +67,7 @@ class NextStart:
 
     def rejoin(self, start_s: float) -> None:
         """Let the task start at `start_s`: all old processes of its gang are gone."""
-        self.is_held, self.due_s = False, start_s
+        self.awaits_gang, self.due_s = False, start_s
 
     # -- the attempt that is started -----------------------------------------------------------------------
     def begin_attempt(self) -> None:

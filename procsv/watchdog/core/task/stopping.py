@@ -104,7 +104,7 @@ class Stopping:
         self._kill_at_s = self._killed_s = None
 
     # -- deadlines -----------------------------------------------------------------------------------------
-    def take_late(self, now_s: float, *, is_killed: bool) -> bool:
+    def take_overdue_stop(self, now_s: float, *, is_killed: bool) -> bool:
         """Return True once, when the time to end is over, and note why the attempt is killed.
 
         `is_killed`: a late attempt in this state is to be killed. If not, return True only for an
@@ -119,7 +119,7 @@ class Stopping:
                 self.we_killed = wording.too_late_without_server(self.stop_s)
         return True
 
-    def take_stays(self, now_s: float) -> bool:
+    def take_surviving_tree(self, now_s: float) -> bool:
         """Return True once, when some process remains for too long after the kill."""
         if self._killed_s is None or now_s - self._killed_s < TREE_S_MAX:
             return False

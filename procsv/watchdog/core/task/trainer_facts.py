@@ -94,7 +94,7 @@ class TrainerFacts:
         self.incarnation = incarnation  # of the running trainer, or of the next one
         self.pid = 0
         self.restarts = 0
-        self.was_noticed = False  # the running attempt itself received a preemption notice, such as SIGTERM
+        self.got_notice = False  # the running attempt itself received a preemption notice, such as SIGTERM
         self.was_connected = False  # an attempt of this launch has sent its Hello, so there may be something to save
         # The task has ended and will not restart, or is unkillable while the run ends. If it is the chief, the run ends.
         self.ends_run = False

@@ -81,7 +81,7 @@ class TrainerNews:
         noted: list[Action] = [self._journal(entry)]
         match entry:
             case entries.PreemptNotice():
-                self._of.was_noticed = True
+                self._of.got_notice = True
             case entries.CheckpointsDeleted(kept=False):
                 self._of.deletes_logdir = True
             case entries.SnapshotFailed():

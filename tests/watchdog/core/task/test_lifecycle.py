@@ -165,7 +165,7 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
                 LifecycleEvent.CHECKPOINTED,
                 LifecycleEvent.CRASHED,
                 LifecycleEvent.NOT_STARTED,
-                LifecycleEvent.HELD,
+                LifecycleEvent.AWAITS_STANDBY,
             )
             and was is not TaskState.UNKILLABLE
         ):
