@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from procsv.base.run.paths import find_paths
 from procsv.services.checkpoint.remote.fence import WRITER
-from tests.support.launched import procsv, python
+from tests.support import keras_two_fits
+from tests.support.launched import launched, procsv, python
 
 pytestmark = pytest.mark.fault
 
@@ -76,3 +77,48 @@ def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
     assert done.returncode == 70
     assert (done.stdout + done.stderr).count("no filesystem for nowhere://") == 1
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_fit_resumes_at_a_url_and_an_earlier_fit_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    program, url = str(Path(keras_two_fits.__file__)), f"file://{tmp_path}/far/fits"
+    with launched(tmp_path / "alone", program, "--quick") as alone:
+        wanted = alone.digest_at_end()
+    quick = ("--backoff", "0s..0s", "--snapshot-secs", "0.05", "--fault", "kill trainer at step 38")
+    done = procsv("launch", "--standby", "off", "--logdir", url, *quick, program)
+    assert done.returncode == 0, done.stderr
+    assert f"digest {wanted}" in done.stdout
+    assert (done.stdout + done.stderr).count("fits at a URL") == 2, "each attempt says so at its second fit"
+    journal = [json.loads(line) for line in find_paths(url).journal.read_text().splitlines()]
+    begun = [(entry["fit"], entry["how"]) for entry in journal if entry["event"] == "fit_begun"]
+    assert begun == [(1, "fresh"), (2, "fresh"), (1, "again"), (2, "resumed")]
+
+
+FIT = """
+import sys
+import keras
+import numpy as np
+
+x = np.zeros((32, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(sys.argv[1])])
+print("has trained", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_fit_that_does_not_know_procsv_is_left_to_keras_at_a_url(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FIT)
+    done = procsv(
+        *("launch", "--standby", "off", "--drop-in", "--logdir", f"file://{tmp_path}/far/fit"),
+        *(str(tmp_path / "train.py"), str(tmp_path / "backup")),
+        XDG_STATE_HOME=str(tmp_path / "state"),
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert said.count("has trained") == 1
+    assert said.count("remains Keras' own") == 1

@@ -275,8 +275,6 @@ def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
     why = _why_not(model)
     if threading.current_thread() is not threading.main_thread():
         why = "it is not on the main thread"
-    if not runtime.connection.start.has_local_logdir:
-        why = f"the run's logdir, {runtime.connection.start.logdir}, is not a local one"
     if why:
         say_once(f"procsv does not protect a model.fit: {why}")
         return None
@@ -295,6 +293,8 @@ def _why_not(model: Any) -> str:
     if strategy := strange_strategy(model):
         return f"{strategy} is not known to procsv yet"
     runtime = current()
+    if runtime is not None and not runtime.connection.start.has_local_logdir:
+        return f"the run's logdir, {runtime.connection.start.logdir}, is not a local one"
     if runtime is not None and (runtime.training is not None or runtime.owner is not None):
         return "procsv supervises one training at a time in a process, and another one has not ended"
     return ""

@@ -33,7 +33,7 @@ from procsv.training.keras.fit_start import CHECKPOINTS_MAX, EndedFits, FitStart
 from procsv.training.keras.progress import FitProgress, Options, Series
 from procsv.training.keras.state import FitState, Plain, look_for_counting_ops
 from procsv.training.runtime.context import Runtime
-from procsv.training.runtime.log import say
+from procsv.training.runtime.log import say, say_once
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 
 # How long to wait for the link's thread to turn a signal into a stop request.
@@ -145,6 +145,11 @@ class Fit:
             how, progress = self._start.find_state(), self._progress
             begun = FitBegun(fit=progress.number, model=self.model.name, epochs=progress.last_epoch + 1, how=how)
             self._runtime.connection.note_entry(begun)
+            if progress.number > 1 and not self._runtime.connection.start.has_local_logdir:
+                say_once(
+                    "procsv does not keep the final states of fits at a URL; after a crash, earlier fits are trained "
+                    "again"
+                )
         except BaseException:
             self._controller.leave_run()
             raise
@@ -359,7 +364,8 @@ class Fit:
         assert training is not None
         training.boundary.end_step()
         self._controller.save_last_state()
-        if self._saved is not None and self._saved.step == self._progress.read_step():
+        is_kept = self._runtime.connection.start.has_local_logdir  # begin_fit says that none is kept at a URL
+        if is_kept and self._saved is not None and self._saved.step == self._progress.read_step():
             removed = self._ended.keep_end(self._series.keys[-1], self._saved.step, self._saved.path)
             if removed and not self._series.has_removed:
                 self._series.has_removed = True

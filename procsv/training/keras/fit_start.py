@@ -206,7 +206,7 @@ class FitStart:
             self._go_on_from(found, is_past=True)
             return "ended"
         self.is_repeated = True
-        why = "its final state is no longer kept" if identity.is_certain else find_unseen(identity)
+        why = "its final state is not kept" if identity.is_certain else find_unseen(identity)
         why = f"there is no model file at {lost}" if lost else why
         then = "" if later["over"] else "; the interrupted fit resumes after it"
         log.warning("procsv: fit %d had already ended, but %s", number, why)
