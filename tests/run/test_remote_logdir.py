@@ -79,6 +79,46 @@ def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+LOOP = """
+import os, signal
+import tensorflow as tf
+import procsv
+
+step = tf.Variable(0, dtype=tf.int64)
+manager = procsv.CheckpointManager(tf.train.Checkpoint(step=step), max_to_keep=2, step_counter=step)
+print("finds", manager.latest_checkpoint, flush=True)
+manager.restore_or_initialize()
+while int(step) < 30:
+    step.assign_add(1)
+    manager.step()
+    if int(step) % 10 == 0:
+        manager.save()
+        print("lists", manager.latest_checkpoint, *manager.checkpoints, flush=True)
+    if int(step) == 20 and os.environ["PROCSV_INCARNATION"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+manager.close()
+"""
+
+
+@pytest.mark.long
+def test_a_loop_lists_its_checkpoints_at_a_url(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    url = f"file://{tmp_path}/far/loop"
+    done = procsv(
+        *("launch", "--standby", "off", "--logdir", url, "--backoff", "0s..0s", str(tmp_path / "train.py")),
+        XDG_STATE_HOME=str(tmp_path / "state"),
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith(("finds ", "lists "))]
+    assert said == [
+        "finds None",
+        f"lists {url}/ckpt-1 {url}/ckpt-1",
+        f"lists {url}/ckpt-2 {url}/ckpt-1 {url}/ckpt-2",
+        f"finds {url}/ckpt-2",
+        f"lists {url}/ckpt-3 {url}/ckpt-2 {url}/ckpt-3",
+    ]
+
+
 @pytest.mark.long
 def test_a_fit_resumes_at_a_url_and_an_earlier_fit_is_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -409,8 +409,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _list(self, paths: tuple[str, ...]) -> None:
         times = collections.OrderedDict[str, float]()
         for path in paths:
+            index = local_path(f"{path}.index")  # None at a URL: to ask there for its time could hold up training
             with contextlib.suppress(FileNotFoundError):  # the service has just deleted it
-                times[self._as_named(path)] = Path(f"{path}.index").stat().st_mtime
+                times[self._as_named(path)] = 0.0 if index is None else index.stat().st_mtime
         self._maybe_delete = times
         self._latest_checkpoint = next(reversed(self._maybe_delete), None)
 
