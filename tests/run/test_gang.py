@@ -172,6 +172,40 @@ def test_row_60_a_gang_restarts_as_one_and_ends_with_the_bits_of_an_undisturbed_
     assert not (tmp_path / "elsewhere").exists(), "only the first saves"
 
 
+SAVES = """
+import os
+import tensorflow as tf
+import procsv
+
+own, step = os.environ["PROCSV_TASK"], tf.Variable(0, dtype=tf.int64)
+directory = "chiefs" if own == "worker.0" else "elsewhere"
+manager = procsv.CheckpointManager(tf.train.Checkpoint(step=step), directory, step_counter=step)
+manager.restore_or_initialize()
+step.assign_add(1)
+manager.step()
+path = manager.save()
+if own == "worker.0":
+    manager.sync()
+print(own, "saves in", os.path.abspath(os.path.dirname(path)), os.path.abspath(manager.directory), flush=True)
+manager.close()
+"""
+
+
+@pytest.mark.long
+def test_in_the_first_launch_all_tasks_return_the_path_in_the_chiefs_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SAVES)
+    done = procsv("launch", *OPTIONS, "--standby", "off", "train.py")
+    assert done.returncode == 0, done.stderr
+    logs, chiefs = tmp_path / "runs" / "train" / "procsv" / "logs", tmp_path / "chiefs"
+    lines = [line for log in logs.glob("worker.*.1.log") for line in log.read_text().splitlines()]
+    said = {line for line in lines if " saves in " in line}
+    assert said == {f"{task} saves in {chiefs} {chiefs}" for task in TASKS}
+    assert (chiefs / "ckpt-1.index").exists()
+
+
 @pytest.mark.long
 def test_row_60_a_gang_restarts_after_the_death_of_its_chief_an_exception_and_running_out_of_memory(
     tmp_path: Path,

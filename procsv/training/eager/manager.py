@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import tensorflow as tf
 
 from procsv.base import exit_codes
@@ -148,6 +149,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             checkpoint_interval,
             init_fn,
         )
+        self._checkpoint_name = checkpoint_name
         self._last_checkpoint_step = last_checkpoint_step  # older versions of TensorFlow do not take this argument
         self._counter = None if isinstance(step_counter, int) else step_counter
         if isinstance(step_counter, int):
@@ -228,6 +230,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._wait_saved()
             return super().restore_or_initialize()
         origin = self._controller.restore()
+        self._follow_chief()
         self._begin_steps()
         if origin.source == "fresh":
             if self._init_fn is not None:
@@ -342,6 +345,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._saving = private.count_of(number)
         self._highest = max(self._highest, self._saving)
         try:
+            self._follow_chief()
             path = f"{self._prefix}-{self._saving}"
             if not self._controller.keeps_state:
                 return path  # the chief saves it at the same step
@@ -407,6 +411,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._list(news.all_paths)
 
     def _list(self, paths: tuple[str, ...]) -> None:
+        self._follow_chief()
         times = collections.OrderedDict[str, float]()
         for path in paths:
             index = local_path(f"{path}.index")  # None at a URL: to ask there for its time could hold up training
@@ -414,6 +419,18 @@ class CheckpointManager(tf.train.CheckpointManager):
                 times[self._as_named(path)] = 0.0 if index is None else index.stat().st_mtime
         self._maybe_delete = times
         self._latest_checkpoint = next(reversed(self._maybe_delete), None)
+
+    def _follow_chief(self) -> None:
+        """In a task whose state is not saved, use the directory in which the chief saves.
+
+        The chief's program may name it only after this task has made its manager.
+        """
+        controller = self._controller
+        if controller.keeps_state or (used := controller.runtime.connection.learn_logdir()) == self.directory:
+            return
+        self._checkpoint_prefix = os.path.join(used, self._checkpoint_name)
+        self._directory = used
+        controller.plan = msgspec.structs.replace(controller.plan, save_path=self._prefix)
 
     def _as_named(self, path: str) -> str:
         """Return a checkpoint's path with the directory as the program spells it."""

@@ -17,6 +17,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.journal.entries import AnyEntry
 from procsv.base.run.paths import RunPaths
+from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.checkpoint_messages import UserSave
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
@@ -128,3 +129,11 @@ class RunConnection:
         if told.body.error:
             raise UserError(told.body.error, exit_code=exit_codes.LOGDIR_UNUSABLE)
         self._start = self.start.with_logdir(str(logdir))
+
+    def learn_logdir(self) -> str:
+        """Returns the run's logdir, which the chief's program may have named after our start."""
+        start = self.start
+        run = read_run(start.paths.records / start.paths.run_json.name) if not start.root else None
+        if run is not None and run.run == start.run and run.root:
+            self._start = start.with_logdir(run.logdir)
+        return self.start.logdir

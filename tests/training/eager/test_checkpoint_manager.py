@@ -484,7 +484,7 @@ def test_saves_keep_their_steps_although_the_state_between_two_of_them_is_restor
 def test_a_checkpoint_that_the_service_deletes_while_it_is_listed_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing: Any = SimpleNamespace(_as_named=lambda path: Path(path).name)
+    listing: Any = SimpleNamespace(_as_named=lambda path: Path(path).name, _follow_chief=lambda: None)
     (tmp_path / "ckpt-2.index").touch()
     monkeypatch.setattr(Path, "exists", lambda _: True)  # it was there a moment ago
     procsv.CheckpointManager._list(listing, (f"{tmp_path}/ckpt-1", f"{tmp_path}/ckpt-2"))
