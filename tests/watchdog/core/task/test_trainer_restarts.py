@@ -138,7 +138,7 @@ def test_a_tree_that_stays_for_30_seconds_is_reported_unkillable_once() -> None:
     played.end(TRAINER, KILLED)
     assert played.core.chief.next_due_s() == 130.0
     assert said(played.tick(129.9)) == []
-    assert said(played.tick(130.0)) == [(Naming("trainer 1 are still there after SIGKILL", "logdir"), True)]
+    assert said(played.tick(130.0)) == [(Naming("trainer 1", "SIGKILL", "logdir"), True)]
     assert said(played.tick(200.0)) == []
 
 
