@@ -148,7 +148,7 @@ def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_starts_beside
     assert trainer_signals(world)[-1] == signal.SIGKILL
     world.advance(31.0)
     assert world.core.state_label == "unkillable"
-    assert any(" after SIGKILL: " in text for text in world.said)
+    assert any("SIGKILL" in text and "logdir" in text for text in world.said)
     assert len(world.events("spawned")) == 3
 
     world.stubborn = True
