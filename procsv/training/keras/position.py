@@ -1,18 +1,19 @@
 """Track the position of a fit in its data, and return to it after a restart.
 
-The position says which iterators were made, and what was taken from each. A resumed fit makes as
-many iterators as there were, because each one advances the seed of a shuffle. From the last one it
-takes as many batches as had been taken. With `data="iterator"` the last iterator is restored from
-TensorFlow's own saved state instead.
+The position says how many iterators the fit made, and how many batches it took from each. A resumed
+fit makes the same number of iterators, because each one advances the seed of a shuffle. It then
+*replays* the last one: it takes the batches that were already trained, and drops them. With
+`data="iterator"` it restores the last iterator from TensorFlow's own saved state instead.
 
 An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random`
 when an epoch begins, random layers in `dataset.map` keep their counters in variables, and a
-generator or a PyDataset may draw from random generators of its own. This *outside state* is
-therefore saved when an iterator begins, and restored before its batches are replayed. If a
-PyDataset shuffles in its epoch hooks, a resumed fit calls them as often as they had been called.
+generator or a PyDataset may draw from random generators of its own. A snapshot therefore holds this
+*outside state* as it was when the last iterator began, and a resumed fit restores it before it
+replays batches. If a PyDataset shuffles in its epoch hooks, a resumed fit repeats the calls of
+these hooks, except those that HOOK_STATES_BYTES_MAX left out.
 
-Several fits may use the same data. A fit that had ended is not trained again, but its data are
-still moved to where it had left them, so that the next fit on these data continues there.
+Several fits may use the same data. After a restart, procsv skips a fit that has ended, but still
+moves its data to where the fit left them, so that the next fit on these data continues there.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ from procsv.training.keras.epochs import (
 from procsv.training.keras.private import read_random, write_random
 from procsv.training.runtime.log import say
 
-Way = Literal["replay", "iterator", "none"]
+Mode = Literal["replay", "iterator", "none"]  # the argument `data` of a BackupAndRestore
 Step = Any  # one call of the training function: the numbers of its batches and their iterator
 
 TELL_AFTER_S = 2.0  # a replay that lasts longer is reported, with its remaining time
-ENDS_BYTES_MAX = 4 << 20  # of random states at epoch hooks; beyond this, the order of later epochs is not restored
+# A position holds at most this many bytes of random states, one for each call of a PyDataset's epoch hook that drew
+# random numbers. Later calls are not recorded: a resumed fit does not repeat them, so its PyDataset may have another
+# order than without the crash.
+HOOK_STATES_BYTES_MAX = 4 << 20
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # large variables of the data that were already reported
@@ -65,23 +69,24 @@ class Saved(msgspec.Struct, frozen=True):
     made: list[int]  # batches taken from each iterator made in this fit
     steps_seen: int
     num_batches: int | None
-    has_current: bool  # whether there is a current iterator, which goes on in the next epoch
+    has_current: bool  # whether Keras still keeps the last iterator: see `Epochs.current_iterator`
     shape: list[int | None]  # steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
-    is_done: bool = False  # whether the epoch has no batch left
+    is_done: bool = False  # whether all batches of the epoch are trained; its evaluation may still be running
     began: bytes = b""  # the outside state when the last iterator began
     # The random state before each `on_epoch_end` of a PyDataset; empty if the call drew no random number.
     ends: list[bytes] = []
     begins: list[bytes] = []  # the same before each `on_epoch_begin`
     batch_size: int | None = None
-    left: bytes = b""  # the variables and the random generators of the data, as they are now; empty if there are none
+    # The variables and the random generators of the data when this position was read; empty if there are none.
+    left: bytes = b""
 
 
 class _Own(NamedTuple):
-    """The state that the program's data use, and that no iterator contains."""
+    """State that the program's data use, but that no iterator contains."""
 
     variables: list[Any]
-    generators: Sequence[Any]  # random generators that only the program knows
+    generators: Sequence[Any]  # random generators found in the arguments of `fit`, such as a `random.Random`
 
     def read(self) -> list[list[Any]]:
         return [[one.numpy() for one in self.variables], [take_apart(one)[1] for one in self.generators]]
@@ -93,8 +98,8 @@ class _Own(NamedTuple):
         """
         if len(values) != len(self.variables):
             raise UserError(
-                f"the data's functions use {len(self.variables)} variables, but used {len(values)} when the state "
-                "was saved: fit with the same data, or start from the beginning in another directory"
+                f"the functions of the data use {len(self.variables)} variables, but used {len(values)} when this "
+                "state was saved. Call fit with the same data, or start from the beginning in another directory"
             )
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
@@ -104,7 +109,7 @@ class _Own(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The pipeline of a fit that was skipped because it had ended.
+    """The pipeline of a fit that was skipped because an earlier attempt had finished it.
 
     The pipeline is still at its beginning.
     """
@@ -121,14 +126,14 @@ _ended: list[_Ended] = []
 class DataPosition:
     """The position of one fit's EpochIterator."""
 
-    def __init__(self, epochs: Epochs, way: Way) -> None:
-        self._epochs, self._way = epochs, way
+    def __init__(self, epochs: Epochs, mode: Mode) -> None:
+        self._epochs, self._mode = epochs, mode
         self.made: list[int] = []
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each replayed batch
         self._resume: tuple[Saved, int] | None = None
-        self._made_beside = list[int]()  # the list `made` of the evaluations, from the state to resume from
-        self.shared: Any = None  # the part of the pipeline that the evaluations have too, if it shuffles
+        self._evaluations_made = list[int]()  # `Saved.made` of the evaluations, in the state to resume from
+        self.shared: Any = None  # the shuffling part that training and validation data share; None if there is none
         self.shape, self.batch_size = epochs.shape, epochs.batch_size
         self._began, self._is_in_epoch = b"", False
         self._own, self._first = _Own(captured_variables(epochs.dataset), ()), list[list[Any]]()
@@ -141,13 +146,13 @@ class DataPosition:
                 lambda call: self._record(call, self._begins), lambda call: self._record(call, self._ends)
             )
         private.keep_with(epochs.keras_iterator, _MARK, self)
-        epochs.replace_dataset(_Counted(epochs.dataset, self))
+        epochs.replace_dataset(_CountingDataset(epochs.dataset, self))
         self._catch_up()
 
     def read_position(self) -> Saved:
         epochs, state = self._epochs, b""
         current = epochs.current_iterator
-        if self._way == "iterator" and current is not None:
+        if self._mode == "iterator" and current is not None:
             serialize = tf.raw_ops.SerializeIterator
             found = serialize(resource_handle=current._iterator_resource, external_state_policy=1)
             state = tf.io.serialize_tensor(found).numpy()
@@ -175,9 +180,10 @@ class DataPosition:
         write_random(drawn)
 
     def _restore_undrawn(self, saved: Saved) -> None:
-        """Restore the generators that the replay has not used to the state at the snapshot.
+        """Set each generator that the replay left unused to its state at the snapshot.
 
-        Something other than the data draws from them, so the replay cannot bring them there.
+        Something other than the data draws from such a generator, so the replay does not advance
+        it.
         """
         _, *before = decode(saved.began)
         if saved.left and len(before) > 1:
@@ -186,16 +192,19 @@ class DataPosition:
             self._own.write(values, [left if encode(now) == encode(began) else now for began, now, left in triples])
 
     def _record(self, call: Callable[[], None], states: list[bytes]) -> None:
-        """Call a hook of the dataset. Record in `states` the random state that it draws from."""
+        """Call a hook of the PyDataset, and append to `states` the random state before the call.
+
+        Append b"" if the hook drew no random number.
+        """
         before = encode(read_random())
         call()
         has_drawn = encode(read_random()) != before
-        if has_drawn and sum(map(len, states)) + len(before) > ENDS_BYTES_MAX:
+        if has_drawn and sum(map(len, states)) + len(before) > HOOK_STATES_BYTES_MAX:
             return
         states.append(before if has_drawn else b"")
 
     def draw_from(self, generators: Sequence[Any]) -> None:
-        """From now on, save and restore these random generators too, because the data draw from
+        """From now on, save and restore these random generators too: the data may draw from
         them.
         """
         self._own = self._own._replace(generators=generators)
@@ -203,17 +212,18 @@ class DataPosition:
             self._first = self._own.read()
 
     def share_with(self, dataset: Any) -> None:
-        """Note the part of the pipeline that the evaluations' data also use, if it shuffles.
+        """Find a shuffling part that the pipelines of training and validation data share.
 
-        Iterators for training and for evaluations then take their shuffle orders from one sequence.
+        The seeds of such a part's shuffle are one sequence. Each iterator takes the next seed,
+        whether it is for training or for an evaluation. `dataset`: the validation data.
         """
-        own = set(map(id, self._parts)) if self._way == "replay" else set[int]()
+        own = set(map(id, self._parts)) if self._mode == "replay" else set[int]()
         shared = (one for one in steps_of(dataset) if id(one) in own and any(map(shuffles, steps_of(one))))
         self.shared = next(shared, None)
 
     def check_data(self, saved: Saved) -> None:
-        """Raise UserError if the fit now takes its data in another way."""
-        if self._way == "none":
+        """Raise UserError if the fit's steps or batch size differ from those in `saved`."""
+        if self._mode == "none":
             return
         names = ("steps_per_epoch", "steps_per_execution", "batches in an epoch")
         pairs = list(zip(names, saved.shape, self.shape, strict=True))
@@ -223,26 +233,30 @@ class DataPosition:
         if not changed:
             return
         raise UserError(
-            f"the fit cannot resume at its position in the data, which has changed ({changed}): fit as before, or pass "
-            'data="none" to resume at the beginning of the epoch'
+            f"the fit cannot return to its position in the data: the data or fit's arguments have changed ({changed}). "
+            'Call fit as before, or pass data="none" to resume at the beginning of the epoch'
         )
 
-    def go_to(self, saved: Saved, last_batch: int, made_beside: Iterable[int] = ()) -> None:
-        """Have the next epoch resume after `last_batch` of the saved one (-1: at its beginning)."""
-        self._resume = (saved, last_batch) if self._way != "none" else None
-        self._made_beside = list(made_beside)
+    def go_to(self, saved: Saved, last_batch: int, evaluations_made: Iterable[int] = ()) -> None:
+        """Have the next epoch resume after `last_batch` of the saved one (-1: at its beginning).
+
+        `evaluations_made`: `Saved.made` of the evaluations.
+        """
+        self._resume = (saved, last_batch) if self._mode != "none" else None
+        self._evaluations_made = list(evaluations_made)
 
     def end_untrained(self) -> None:
-        """Move the data to where the fit had left them. Called if no epoch was left to train.
+        """Move the data of a fit with no epoch left to train to where it left them before the
+        restart.
 
-        A tf.data pipeline is moved only when another fit begins with it, because moving may take
-        time.
+        Moving a tf.data pipeline may take time. So that waits until another fit begins with it:
+        `_catch_up`.
         """
         resume, self._resume = self._resume, None
         if resume is None:
             return
         saved, drawn = resume[0], read_random()
-        self._end_epochs_again(saved)
+        self._repeat_epoch_hooks(saved)
         self.write_outside(saved.began)
         if saved.left:
             self._own.write(*decode(saved.left))
@@ -251,7 +265,7 @@ class DataPosition:
             _ended.append(_Ended([weakref.ref(one) for one in self._parts], saved, self._own, self._first))
 
     def _catch_up(self) -> None:
-        """Move the pipeline to where ended fits, which were not trained again, had left it."""
+        """Move the pipeline to where skipped fits left it before the restart."""
         for one in list(_ended):
             known = [part for ref in one.parts if (part := ref()) is not None]
             shared = next((part for part in known if any(part is mine for mine in self._parts)), None)
@@ -275,22 +289,32 @@ class DataPosition:
             self.on_replayed()
 
     def _take_all(self, iterator: Any, taken: int, dataset: Any) -> None:
-        """Take what the first iterator had taken, so that a cache in the pipeline has the same
-        elements.
+        """Take from the first iterator as many batches as before the restart, to fill a cache in
+        the pipeline with the same elements.
+
+        A pipeline that reads ahead may find its end, which completes the cache, before the fit asks
+        for it. So ask such a pipeline for one more batch.
         """
         self._take(iterator, taken + reads_ahead(dataset) if taken else 0)
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        """Yield the steps of an epoch. After `go_to`, return to the saved position first.
+
+        To return: (1) repeat the calls of a PyDataset's epoch hooks; (2) make the iterators before
+        the last one again; (3) restore the outside state with which the last iterator began; (4)
+        make this iterator, and replay its batches; (5) if there were any, restore the random state
+        of the snapshot, which steps 3 and 4 have changed.
+        """
         resume, self._resume = self._resume, None
         if resume is None:
             if self._begins_iterator():
                 self._began = self.read_outside()
-            yield from self._counted(enumerate_all())
+            yield from self._count_batches(enumerate_all())
             return
         saved, last_batch = resume
-        self._end_epochs_again(saved)
+        self._repeat_epoch_hooks(saved)
         self._began = saved.began
-        for taken in self._made_beside if self.shared is not None else ():
+        for taken in self._evaluations_made if self.shared is not None else ():
             iterator = iter(self.shared)
             if taken:
                 next(iterator)
@@ -299,12 +323,15 @@ class DataPosition:
         elif last_batch < 0 and not saved.has_current:
             self.make_again(saved.made)
             self.write_outside(saved.began)
-            yield from self._counted(enumerate_all())
+            yield from self._count_batches(enumerate_all())
         else:
-            yield from self._counted(self._resumed(saved, last_batch))
+            yield from self._count_batches(self._resumed(saved, last_batch))
 
-    def _end_epochs_again(self, saved: Saved) -> None:
-        """Call the hooks of a shuffling PyDataset, so that it has the order of this epoch."""
+    def _repeat_epoch_hooks(self, saved: Saved) -> None:
+        """Call the epoch hooks of a shuffling PyDataset once for each epoch that has ended.
+
+        The PyDataset is then in the order with which the epoch to resume began.
+        """
         self._ends[:], self._begins[:] = saved.ends, saved.begins[: len(saved.ends)]
         keep = read_random()
         for begin, end in itertools.zip_longest(self._begins, saved.ends, fillvalue=b""):
@@ -317,7 +344,7 @@ class DataPosition:
             self._py_dataset.on_epoch_end()
         write_random(keep)
 
-    def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _count_batches(self, steps: Iterator[Step]) -> Iterator[Step]:
         self._is_in_epoch = True
         for step in steps:
             self.made[-1] += self._epochs.steps_per_execution
@@ -325,10 +352,10 @@ class DataPosition:
         self._is_in_epoch = False
 
     def make_again(self, made: list[int]) -> None:
-        """Make as many iterators as the fit had made, and start the ones that it had started."""
+        """Make an iterator for each item of `made`, and start those that the fit had started."""
         if self._py_dataset is not None:
-            # With several workers its iterators share one queue, so none is started.  Just making each one draws a seed
-            # of the tf.data shuffle that Keras 3.3 puts behind a PyDataset.
+            # Do not start an iterator of a PyDataset: with several workers, all its iterators share one queue. To make
+            # one is enough to draw a seed of the tf.data shuffle that Keras 3.3 puts behind a PyDataset.
             for _ in made if self._shuffles_batches else ():
                 iter(self._epochs.dataset)
                 self.made.pop()
@@ -355,14 +382,16 @@ class DataPosition:
         self.write_outside(saved.began)
         epochs.begin_epoch()
         current = self._take_of_last(saved)
-        if saved.made[-1]:  # the snapshot was taken after these batches, so its random state is the newer one
+        # `keep` is the random state of the snapshot. If the fit had taken batches by then, the random numbers drawn
+        # since the iterator began are part of it. Otherwise `begin_epoch` has just drawn the numbers that follow it.
+        if saved.made[-1]:
             write_random(keep)
         self._restore_undrawn(saved)
         epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
         yield from epochs.steps_after(last_batch, current)
 
     def _go_to_end(self, saved: Saved) -> None:
-        """Go to the end of an epoch that was over, or had no batches left."""
+        """Go to the end of an epoch whose batches are all trained."""
         current = None
         keep = read_random()
         if saved.has_current:
@@ -405,22 +434,22 @@ class DataPosition:
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number + self._epochs.steps_per_execution <= taken:
                     raise UserError(
-                        f"the saved state is {taken} batches into this epoch, but the data now have only {number}: "
-                        'fit with the same data, or pass data="none" to resume at the beginning of the epoch'
+                        f"the saved position is {taken} batches into the data, but the data now end after {number}. "
+                        'Call fit with the same data, or pass data="none" to resume at the beginning of the epoch'
                     ) from None
                 break
         return current
 
     def _tell_replay(self, left: int, left_s: float) -> None:
         epochs = self._epochs
-        text = f"replaying {left} batches, about {show_duration(left_s)}, to reach the place in the data"
+        text = f"replaying {left} batches, about {show_duration(left_s)}, to get back to the position in the data"
         if epochs.steps_per_epoch and self.made[-1] > epochs.steps_per_epoch:
             text += (
-                '; that is more than an epoch. procsv.keras.BackupAndRestore(data="none") begins the epoch again '
-                "instead"
+                ", because one iterator runs through several epochs. To avoid the replay, "
+                'procsv.keras.BackupAndRestore(data="none") begins the epoch again instead'
             )
             if epochs.is_saved_by_tensorflow:
-                text += ', data="iterator" saves the place itself'
+                text += ', and data="iterator" saves the iterator itself'
         say(text)
 
 
@@ -432,13 +461,13 @@ def _name_unkept(dataset: Any) -> None:
     if found and not _named.issuperset(found):
         _named.update(found)
         say(
-            "the data's functions write to variables that snapshots leave out because they are large: "
-            f"{', '.join(found)}. A resumed fit starts with the values that the program gives them, so it may train on "
-            "other batches than an uninterrupted one"
+            "the functions of the data write to variables that snapshots leave out because they are large: "
+            f"{', '.join(found)}. A resumed fit starts with the values that the program gives them, so its batches may "
+            "differ from those of an uninterrupted fit"
         )
 
 
-class _Counted:
+class _CountingDataset:
     """A dataset that counts the iterators made from it."""
 
     def __init__(self, dataset: Any, position: DataPosition) -> None:
@@ -449,7 +478,7 @@ class _Counted:
         return iter(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        """Pass on everything else that Keras or procsv asks of the dataset."""
+        """Return every other attribute from the dataset itself."""
         return getattr(self._dataset, name)
 
 

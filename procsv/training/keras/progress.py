@@ -34,7 +34,7 @@ from procsv.training.keras.callbacks import (
 )
 from procsv.training.keras.epochs import Epochs, evaluation_data
 from procsv.training.keras.fit_identity import FitIdentity, has_ended, identify
-from procsv.training.keras.position import DataPosition, Saved, Way
+from procsv.training.keras.position import DataPosition, Mode, Saved
 from procsv.training.keras.private import read_random, write_random
 from procsv.training.keras.state import FitState, Plain
 from procsv.training.runtime.log import log
@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True):
 
     prefix: str  # of the checkpoints' paths
     save_freq: int | str
-    data: Way
+    data: Mode
     max_to_keep: int
     keeps_callbacks: bool
     snapshot_s: float | None
@@ -331,12 +331,12 @@ class FitProgress:
         write_random(place["random"])
         saved = msgspec.convert(place["data"], Saved)
         self.evaluation.go_to(place["evaluation"])
-        made_beside = place["evaluation"]["made"] if place["evaluation"] else ()
+        evaluations_made = place["evaluation"]["made"] if place["evaluation"] else ()
         if is_over or self._options.data == "none":
-            self.position.go_to(msgspec.structs.replace(saved, is_done=False), -1, made_beside)
+            self.position.go_to(msgspec.structs.replace(saved, is_done=False), -1, evaluations_made)
             return
         self.batch = place["batch"]
-        self.position.go_to(saved, self.batch, made_beside)
+        self.position.go_to(saved, self.batch, evaluations_made)
         if self.batch >= 0:  # the epoch may end without another batch, and then Keras has no logs for it
             results, model = self._results, self._model
             private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())

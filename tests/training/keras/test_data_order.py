@@ -272,7 +272,7 @@ def test_a_replay_reports_its_duration_and_each_batch_counts_as_progress(
     next(place.enumerate_steps(getattr(epochs, private.ENUMERATES)))
     assert len(replayed) == 14
     said = capfd.readouterr().err
-    told = r"procsv: replaying 13 batches, about [\d.]+ s, .* an epoch"
+    told = r"procsv: replaying 13 batches, about [\d.]+ s, .* several epochs"
     assert re.search(told, said)
     assert re.search(r'data="none"\) .*data="iterator" ', said)
     assert said.count("replaying") == 1
