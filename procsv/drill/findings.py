@@ -1,7 +1,7 @@
 """Judge a drill: what each fault cost, and whether the program survived. Pure.
 
-`procsv drill` uses it, and runner.py collects the results that it judges. It reads what a fault
-cost from the run's account (procsv/report/account.py).
+runner.py, which runs the drill, collects the results to judge. The cost of a fault comes from the
+run's account (procsv/report/account.py). The *baseline* is the training without faults.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class FaultOutcome(msgspec.Struct, frozen=True):
     incarnation: int
     ended_task: bool  # whether it ended the process of that task
     lost_steps: int
-    down_s: float  # from the death to the end of the first new step
-    source: str  # what the next attempt resumed from: memory, checkpoint, fresh, alive, chief
+    down_s: float  # from the end of that process to the end of the next attempt's first step
+    source: str  # what the next attempt resumed from, a `Source` (procsv/base/outcome.py)
 
 
 class _Happened(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Happened(msgspec.Struct, frozen=True):
     fault: PlannedFault | None
 
 
-def find_blows(
+def find_outcomes(
     account: Account, faults: tuple[PlannedFault, ...], tasks: Mapping[str, Account] | None = None
 ) -> tuple[list[FaultOutcome], list[str]]:
     """Return the faults that happened, in order, and the texts of the faults that did not.
@@ -61,14 +61,16 @@ def find_blows(
     accounts = dict(tasks or {str(TRAINER): account})
     chief = next(iter(accounts))
     accounts[chief] = account
-    blows = dict[int, FaultOutcome]()
+    outcomes = dict[int, FaultOutcome]()
     for task, own in accounts.items():
         numbers = [number for number, one in enumerate(happened) if _whose(one, accounts, chief) == task]
-        for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
+        for number, outcome in zip(numbers, _outcomes_of(task, [happened[n] for n in numbers], own), strict=True):
             is_server = role_of(task) == PS
-            blows[number] = _with_session(blow, happened[number].line.time, account, chief) if is_server else blow
-    seen = {blow.fault for blow in blows.values()} | find_skipped(account).keys()
-    return [blows[number] for number in sorted(blows)], [text for text in texts if text not in seen]
+            outcomes[number] = (
+                _with_session(outcome, happened[number].line.time, account, chief) if is_server else outcome
+            )
+    seen = {outcome.fault for outcome in outcomes.values()} | find_skipped(account).keys()
+    return [outcomes[number] for number in sorted(outcomes)], [text for text in texts if text not in seen]
 
 
 def find_skipped(account: Account) -> dict[str, str]:
@@ -81,10 +83,10 @@ def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:
     return one.fault.target if one.fault is not None and one.fault.target in accounts else chief
 
 
-def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[FaultOutcome]:
+def _outcomes_of(task: str, happened: Sequence[_Happened], account: Account) -> list[FaultOutcome]:
     following = dict(zip((one.number for one in account.incarnations), account.incarnations[1:], strict=False))
     return [
-        _blow(task, one, death, following.get(death.number) if death is not None else None)
+        _outcome_of(task, one, death, following.get(death.number) if death is not None else None)
         for one, death in zip(happened, _deaths(task, happened, account), strict=True)
     ]
 
@@ -92,22 +94,24 @@ def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[F
 def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[Incarnation | None]:
     """Return, for each fault, the attempt of `task` that it ended; None if it ended none.
 
-    A fault may end a process at once, or at any time before the next fault. Each process dies of
-    only one fault. Faults that end their own target are matched first, because another fault may
-    happen before that target is gone.
+    Each attempt is matched with at most one fault. The first pass matches each fault that ends
+    `task` itself with the attempt that it hit. This attempt may take so long to end that other
+    faults happen before. The second pass matches each remaining fault with an attempt that ended
+    between this fault and the next, or, if the fault hit the watchdog, with an attempt that was
+    running.
     """
     found: list[Incarnation | None] = [None] * len(happened)
     taken = set[int]()
-    for is_for_it in (True, False):
+    for is_first_pass in (True, False):
         for number, one in enumerate(happened):
-            if found[number] is not None or (is_for_it and not _ends_its_target(task, one.fault)):
+            if found[number] is not None or (is_first_pass and not _ends_its_target(task, one.fault)):
                 continue
             until_s = account.end_s
-            if not is_for_it and number + 1 < len(happened):
+            if not is_first_pass and number + 1 < len(happened):
                 until_s = happened[number + 1].line.time
             for incarnation in account.incarnations:
-                is_its_own = not is_for_it or incarnation.number == one.line.incarnation
-                if incarnation.number not in taken and is_its_own and _died_of(incarnation, one, until_s):
+                may_match = not is_first_pass or incarnation.number == one.line.incarnation
+                if incarnation.number not in taken and may_match and _died_of(incarnation, one, until_s):
                     found[number] = incarnation
                     taken.add(incarnation.number)
                     break
@@ -126,7 +130,7 @@ def _died_of(incarnation: Incarnation, one: _Happened, until_s: float) -> bool:
     return is_of_watchdog and incarnation.start_s <= time_s <= (end_s or until_s)
 
 
-def _blow(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> FaultOutcome:
+def _outcome_of(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> FaultOutcome:
     text = one.entry.fault
     return FaultOutcome(
         fault=text,
@@ -147,25 +151,25 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
     return following.ready_s - died.end_s
 
 
-def _with_session(blow: FaultOutcome, since_s: float, account: Account, chief: str) -> FaultOutcome:
+def _with_session(outcome: FaultOutcome, since_s: float, account: Account, chief: str) -> FaultOutcome:
     """Add what the loss of a parameter server cost the chief.
 
-    The chief rebuilds its session. If it cannot, it restarts.
+    The chief then rebuilds its session. If it cannot, it restarts.
     """
     for later in account.remarks:
         entry, is_its_own = later.entry, later.time >= since_s and later.role == chief
         if is_its_own and isinstance(entry, entries.SessionRecovered | entries.Recovered):
             lost_steps = entry.lost_steps or 0
-            return msgspec.structs.replace(blow, lost_steps=lost_steps, down_s=entry.seconds, source=entry.source)
-    return blow
+            return msgspec.structs.replace(outcome, lost_steps=lost_steps, down_s=entry.seconds, source=entry.source)
+    return outcome
 
 
 # Tags that are written every few seconds. A process that ends sooner may write none of them.
 TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
-    "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
-    "state outside the graph (a counter or a position in the data in Python, an unseeded random source, a file that it "
-    "appends to). Such state is reset at each restart; derive it from the global step"
+    "two trainings without faults ended with the same variables, so the restarts make the difference: the program "
+    "probably keeps state outside the graph (a counter or a position in the data in Python, an unseeded random source, a "
+    "file that it appends to). Such state is reset at each restart; derive it from the global step"
 )
 NOT_DETERMINISTIC = (
     "the program ends differently even without faults: it is not deterministic, and a drill cannot tell a lost step from "
@@ -173,8 +177,8 @@ NOT_DETERMINISTIC = (
     "difference with --rtol"
 )
 COUNTS_ITSELF = (
-    "it seems to count its steps or epochs in Python, where the count starts from zero at each restart; let the global step say "
-    "when training is over"
+    "the program seems to count its steps or epochs in Python, where the count starts from zero at each restart. Use the "
+    "global step to decide when training is over"
 )
 
 
@@ -195,13 +199,13 @@ class Findings(msgspec.Struct):
 
     baseline: Trial
     drilled: Trial
-    blows: list[FaultOutcome]
+    outcomes: list[FaultOutcome]
     missed: list[str]  # faults that could have happened and did not
     comparison: dict[str, Any]
     continuity: dict[str, Any]
     rtol: float
     is_deterministic: bool | None = None  # None: not tried, because there was no need
-    again: Trial | None = None  # the second training without faults, which decides is_deterministic
+    again: Trial | None = None  # a second baseline, compared with the first for `is_deterministic`; None: not tried
     problems: list[str] = msgspec.field(default_factory=list)
     skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that could not be carried out, and why
 
@@ -211,15 +215,17 @@ class Findings(msgspec.Struct):
 
     @property
     def varies_by_itself(self) -> bool:
-        """Whether a program with several tasks ends differently even without faults.
+        """Whether a program with several tasks ends with other variables even without faults.
 
-        Its tasks train asynchronously, so there is nothing to compare.
+        That is normal for tasks that train asynchronously. So differences in the variables are then
+        no problem, even if the tasks of this program train in step.
         """
         return bool(self.baseline.tasks) and self.variables == "different" and self.is_deterministic is False
 
     @property
-    def is_open(self) -> bool:
-        """Whether the only problem is that the variables differ, as they do without faults.
+    def is_inconclusive(self) -> bool:
+        """Whether the only problem is that the variables differ, and they also differ between two
+        trainings without faults.
 
         The difference may then be the program's own noise.
         """
@@ -236,7 +242,7 @@ class Findings(msgspec.Struct):
 
 
 def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
-    """Return the tags that only the training without faults wrote, except TIMED_TAGS."""
+    """Return the tags that only the baseline wrote, except TIMED_TAGS."""
     return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
@@ -244,18 +250,20 @@ def judge_findings(found: Findings) -> Findings:
     """Fill in `problems`: what a user must know before relying on restarts. Return `found`."""
     problems = found.problems
     if not found.baseline.survived:
-        problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
+        problems.append(f"the program fails even without faults: {_exits(found.baseline)}")
         return found
     problems.extend(_fresh_starts(found.drilled))
     if not found.drilled.survived:
         problems.append(f"it did not survive: {_exits(found.drilled)}")
     elif found.variables == "different" and not found.varies_by_itself:
-        problems.extend(_other_end(found))
+        problems.extend(_different_last_step(found))
         problems.append(_difference(found))
     elif found.variables == "unknown":
         problems.append("there is no final checkpoint to compare")
-    if not found.blows:
-        problems.append("no fault happened: the training ended before the first was due; let it train longer")
+    if not found.outcomes:
+        problems.append(
+            "no fault happened: each was skipped, or due after training had ended. Train longer, or change the plan"
+        )
     problems.extend(f"summaries: {problem}" for problem in found.continuity.get("problems", ()))
     problems.extend(f"summaries: {tag} is missing" for tag in found.continuity.get("missing_tags", ()))
     return found
@@ -266,16 +274,16 @@ def _exits(trial: Trial) -> str:
     last = trial.account.incarnations[-1].evidence if trial.account.incarnations else ""
     why = f" ({last})" if last else ""
     said = [line for line in trial.last_words.splitlines() if line.startswith("procsv: ")]
-    why += f", and said at last: {said[-1].removeprefix('procsv: ')}" if said else ""
+    why += f"; its last message: {said[-1].removeprefix('procsv: ')}" if said else ""
     return (
         f"procsv launch ended with {codes}{why}; see `procsv report {trial.logdir}` and {trial.logdir}/procsv/crashes"
     )
 
 
 def _fresh_starts(trial: Trial) -> list[str]:
-    """Report restarts from the beginning after progress.
+    """Report attempts that started from the beginning although an earlier attempt had trained.
 
-    The final variables do not show them: training from the beginning ends with the same variables.
+    The final variables do not show this: training from the beginning ends with the same variables.
     """
     starts, reached = list[tuple[int, int]](), 0
     for one in trial.account.incarnations:
@@ -296,10 +304,10 @@ def _fresh_starts(trial: Trial) -> list[str]:
     return [f"all progress was lost, and the training started from the beginning: {which}; {why}"]
 
 
-def _other_end(found: Findings) -> list[str]:
-    """Report that the drill ended at another step than the training without faults.
+def _different_last_step(found: Findings) -> list[str]:
+    """Report that the drilled training ended at a different step from the baseline.
 
-    Report nothing if that last step varies even without faults.
+    Report nothing if two baselines ended at different steps, too.
     """
     step, wanted = found.drilled.account.last_step, found.baseline.account.last_step
     if step == wanted or (found.again is not None and found.again.account.last_step != wanted):
@@ -315,7 +323,10 @@ def _difference(found: Findings) -> str:
     alone = [*comparison["only_in_first"], *comparison["only_in_second"]]
     parts = [f"{comparison['different_count']} of {comparison['variables']} final variables differ: {names}"]
     if alone:
-        parts = [f"variables that only one training has: {', '.join(alone[:5])}", *(parts if names else [])]
+        parts = [
+            f"variables that exist only with or only without faults: {', '.join(alone[:5])}",
+            *(parts if names else []),
+        ]
     text = "; ".join(parts)
     if found.is_deterministic is None:
         return text

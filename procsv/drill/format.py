@@ -37,7 +37,7 @@ def as_data(found: Findings) -> dict[str, Any]:
         "deterministic": found.is_deterministic,
         "comparison": found.comparison,
         "summaries": found.continuity,
-        "faults": [{**asdict(blow), "down_s": round(blow.down_s, 3)} for blow in found.blows],
+        "faults": [{**asdict(outcome), "down_s": round(outcome.down_s, 3)} for outcome in found.outcomes],
         "not_happened": found.missed,
         "skipped": found.skipped,
         "lost_steps": found.drilled.account.lost_steps,
@@ -60,18 +60,18 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def show_findings(found: Findings, console: Console) -> None:
-    if found.blows:
+    if found.outcomes:
         names = ("fault", "at step", "process", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))
-        for blow in found.blows:
-            went_on = _SOURCES.get(blow.source, blow.source) or ("-" if blow.ended_task else "went on")
+        for outcome in found.outcomes:
+            went_on = _SOURCES.get(outcome.source, outcome.source) or ("-" if outcome.ended_task else "went on")
             table.add_row(
-                as_markup(blow.what),
-                str(blow.step) if blow.step >= 0 else "-",
-                f"{blow.task} {blow.incarnation}" + (" ended" if blow.ended_task else ""),
+                as_markup(outcome.what),
+                str(outcome.step) if outcome.step >= 0 else "-",
+                f"{outcome.task} {outcome.incarnation}" + (" ended" if outcome.ended_task else ""),
                 went_on,
-                str(blow.lost_steps) if blow.ended_task else "-",
-                show_duration(blow.down_s) if blow.down_s else "-",
+                str(outcome.lost_steps) if outcome.ended_task else "-",
+                show_duration(outcome.down_s) if outcome.down_s else "-",
             )
         console.print(table)
         console.print()
@@ -82,8 +82,8 @@ def show_findings(found: Findings, console: Console) -> None:
     if found.baseline.survived:  # otherwise there was no training with faults
         _show_facts(found, console)
         console.print()
-    verdict = "[green]held[/]" if found.passed else "[yellow]not proven[/]" if found.is_open else "[red]did not hold[/]"
-    console.print(verdict)
+    failed = "[yellow]not proven[/]" if found.is_inconclusive else "[red]did not hold[/]"
+    console.print("[green]held[/]" if found.passed else failed)
     for problem in found.problems:
         console.print(f"  {as_markup(problem)}")
 

@@ -26,7 +26,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.processes import Child
 from procsv.base.system.system_clock import SystemClock
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, find_skipped, judge_findings
+from procsv.drill.findings import Findings, Trial, find_missing_tags, find_outcomes, find_skipped, judge_findings
 from procsv.faults.plan import Plan, PlannedFault, aim_at_tasks
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story
@@ -68,8 +68,8 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     say(f"2/2 training with {len(plan.faults)} faults" if len(plan.faults) != 1 else "2/2 training with a fault")
     drilled = _train(course, DRILLED, plan, say)
     say("comparing")
-    blows, missed = find_blows(drilled.account, plan.faults, drilled.tasks)
-    found = Findings(baseline, drilled, blows, missed, {}, {}, course.rtol)
+    outcomes, missed = find_outcomes(drilled.account, plan.faults, drilled.tasks)
+    found = Findings(baseline, drilled, outcomes, missed, {}, {}, course.rtol)
     found.skipped = find_skipped(drilled.account)
     if drilled.survived:
         found.comparison = _compare(baseline.logdir, drilled.logdir, course.rtol)

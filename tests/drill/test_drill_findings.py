@@ -9,7 +9,7 @@ from rich.console import Console
 
 from procsv.base.errors import UserError
 from procsv.base.journal.line import Line
-from procsv.drill.findings import Findings, Trial, find_blows, find_missing_tags, judge_findings
+from procsv.drill.findings import Findings, Trial, find_missing_tags, find_outcomes, judge_findings
 from procsv.drill.format import show_findings
 from procsv.drill.runner import as_toml, default_plan
 from procsv.faults.plan import Plan
@@ -55,10 +55,10 @@ def _account() -> Account:
 def _findings(**changes: Any) -> Findings:
     trial = Trial("logdir", (0,), _account(), "")
     faults = tuple(parse_fault(text) for text in ("kill trainer at step 50", "kill checkpoint at step 70"))
-    blows, missed = find_blows(trial.account, faults)
+    outcomes, missed = find_outcomes(trial.account, faults)
     settings: dict[str, Any] = {"comparison": SAME, "continuity": WHOLE, "rtol": 0.0, "drilled": trial} | changes
     found = Findings(
-        trial, settings["drilled"], blows, missed, settings["comparison"], settings["continuity"], settings["rtol"]
+        trial, settings["drilled"], outcomes, missed, settings["comparison"], settings["continuity"], settings["rtol"]
     )
     found.is_deterministic, found.again = changes.get("is_deterministic"), changes.get("again")
     judge_findings(found)
@@ -72,7 +72,7 @@ def test_a_drill_that_ends_the_same_passes() -> None:
 
 
 def test_each_fault_is_reported_with_its_cost() -> None:
-    killed, service = _findings().blows
+    killed, service = _findings().outcomes
     assert (killed.ended_task, killed.lost_steps, killed.down_s, killed.source) == (True, 4, 6.0, "memory")
     assert (service.ended_task, service.lost_steps, service.down_s) == (False, 0, 0.0)
 
@@ -94,13 +94,13 @@ def test_a_trainer_dies_of_the_fault_aimed_at_it_though_another_came_before_it_w
     account, _ = take_accounts(entries)
     assert account is not None
     faults = tuple(parse_fault(text) for text in ("raise trainer at step 50", "kill checkpoint at step 40"))
-    (raised, killed), _ = find_blows(account, faults)
+    (raised, killed), _ = find_outcomes(account, faults)
     assert (raised.ended_task, raised.down_s, raised.source) == (True, 6.0, "memory")
     assert (killed.ended_task, killed.down_s) == (False, 0.0)
 
 
 def test_a_fault_that_never_happened_is_named() -> None:
-    _, missed = find_blows(_account(), (parse_fault("kill summary at step 9999"),))
+    _, missed = find_outcomes(_account(), (parse_fault("kill summary at step 9999"),))
     assert missed == ["kill summary at step 9999"]
 
 
@@ -207,7 +207,7 @@ def test_a_program_that_fails_without_faults_gets_no_figures_of_faults() -> None
         ({"drilled": Trial("logdir", (-9, 70), _account(), "")}, "did not survive"),
         (
             {"drilled": Trial("logdir", (-9, 73), _account(), "step 4\nprocsv: it is in use")},
-            "said at last: it is in use",
+            "its last message: it is in use",
         ),
         ({"comparison": {}}, "no final checkpoint"),
         ({"continuity": {**WHOLE, "problems": ["loss at step 3 is there twice"]}}, "twice"),
@@ -301,7 +301,7 @@ def _group() -> tuple[Account, dict[str, Account]]:
 
 def test_a_tasks_fault_is_reported_from_that_tasks_account_and_a_servers_by_the_session_it_cost() -> None:
     faults = tuple(parse_fault(text) for text in ("kill worker.0 at step 50", "kill ps.0 at step 70"))
-    (worker, server), missed = find_blows(*_group()[:1], faults, _group()[1])
+    (worker, server), missed = find_outcomes(*_group()[:1], faults, _group()[1])
     assert missed == []
     assert (worker.task, worker.ended_task, worker.lost_steps, worker.down_s) == ("worker.0", True, 0, 2.0)
     assert worker.source == "chief"
@@ -320,7 +320,7 @@ def test_the_default_plan_has_a_row_for_each_kind_of_task() -> None:
 @pytest.mark.parametrize(("tasks", "problems"), [({}, 1), (_group()[1], 0)])
 def test_tasks_that_end_differently_without_faults_are_not_compared(tasks: dict[str, Account], problems: int) -> None:
     trial = Trial("logdir", (0,), _account(), "", tasks)
-    found = Findings(trial, trial, *find_blows(trial.account, ()), OTHER, WHOLE, 0.0, is_deterministic=False)
-    found.blows = _findings().blows
+    found = Findings(trial, trial, *find_outcomes(trial.account, ()), OTHER, WHOLE, 0.0, is_deterministic=False)
+    found.outcomes = _findings().outcomes
     assert len(judge_findings(found).problems) == problems
     assert ("asynchronous" in _shown(found)) is not problems
