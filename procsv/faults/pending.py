@@ -63,7 +63,7 @@ def carry_out(action: str, number: float) -> None:
     """Carry out the fault `action` on the calling thread."""
     match action:
         case "raise":
-            raise FailpointRaised("a fault of the plan")
+            raise FailpointRaised("a planned fault")
         case "exit":
             sys.exit(round(number))
         case "hang":

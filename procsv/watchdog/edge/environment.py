@@ -169,13 +169,13 @@ class RemoteHost(TaskHost, Protocol):
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         """Have the task's machine stop it (SIGSTOP), and continue it after `seconds`."""
 
-    def hears_beats_alone(self, woken: list[object]) -> bool:
+    def finds_only_beats(self, woken: list[object]) -> bool:
         """Whether the sources in `woken` have brought only members' heartbeats.
 
         Any other news is kept for the next `poll`.
         """
 
-    def let_beats_gather(self, limit_s: float) -> bool:
+    def gather_beats(self, limit_s: float) -> bool:
         """Wait a moment, at most `limit_s`, for more heartbeats. False if anything else arrives."""
 
     def keep_in_touch(self, now_s: float) -> None:

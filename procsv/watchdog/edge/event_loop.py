@@ -1,7 +1,7 @@
 """Run the watchdog's event loop: feed events to the core, and carry out the core's actions.
 
-main.py creates the Reactor. The Reactor decides nothing, and touches the world only through its
-environment (environment.py).
+main.py creates the Reactor, which is the event loop. It leaves all decisions about the run to the
+core, and reaches files, processes and sockets only through its environment (environment.py).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from procsv.watchdog.host.local_host import LocalHost, Machine
 declare("watchdog.mid_stop")
 
 TICK_S = 0.5  # heartbeats are read this often, so a step in `status` is at most this old
-CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
+CLEAR_S = 0.02  # between two checks whether the killed child processes of a dead trainer are gone
 RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
-WAIT_S_MIN = 0.005  # the shortest wait, so that the loop does not spin if a passed deadline leads to nothing
+WAIT_S_MIN = 0.005  # the shortest wait, so that the loop does not spin on a deadline that is past but asks for no work
 COMMANDS_S_MAX = 10.0  # how long the end of a run waits for the commands of --on-event
 
 
@@ -50,6 +50,7 @@ class Reactor:
         self._quit_s = 0.0
         self._tick_s = self._run_files_s = self._clock.monotonic()
         self._published = Publisher(core, facts, environment, self._hosts)
+        # The Conversation exchanges messages with tasks, commands and services, and calls these functions of ours.
         loop = Loop(self.handle, self._look, self._hear_starts, self._imports_known, self._check_run_files)
         self._conversation = Conversation(core, environment, self._published, loop)
         reach = FaultReach(
@@ -79,14 +80,15 @@ class Reactor:
     def _wait(self) -> None:
         """Wait until something has happened or is due.
 
-        Heartbeats from other machines arrive all the time, so they alone do not end the wait.
+        Heartbeats from other machines arrive all the time, so they alone do not end the wait. After
+        one has arrived, we pause briefly, so that several wake us only once.
         """
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
         while (woken := self._sockets.wait_for_news(left_s)) and self._remote is not None:
-            if not self._remote.hears_beats_alone(woken):
+            if not self._remote.finds_only_beats(woken):
                 return
-            if (left_s := until_s - self._clock.monotonic()) <= 0.0 or not self._remote.let_beats_gather(left_s):
+            if (left_s := until_s - self._clock.monotonic()) <= 0.0 or not self._remote.gather_beats(left_s):
                 return
             left_s = max(0.0, until_s - self._clock.monotonic())
 
@@ -101,7 +103,7 @@ class Reactor:
 
     def run_once(self) -> None:
         """Run one turn of the loop: handle everything that has happened or is due."""
-        self._keep_logdir()  # before any write: while we were suspended, another machine may have taken the logdir
+        self._renew_lease()  # before any write: while we were suspended, another machine may have taken the logdir
         if requests := self._env.signals.take_requests():
             self._look()  # before the signals: the heartbeats say which signals the program handles itself
         for asked in requests:
@@ -128,7 +130,7 @@ class Reactor:
         )
 
     def pause_s(self) -> float:
-        """Return how long to wait for the next turn, if nothing happens before."""
+        """Return how long to wait for the next turn if nothing happens first."""
         now_s = self._clock.monotonic()
         dues = [self._tick_s, self._next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
         if self.local.is_clearing or self._quit is not None:
@@ -152,7 +154,9 @@ class Reactor:
         if self._remote is not None:
             self._remote.keep_in_touch(now_s)
         self._sockets.server.resend_due()
-        self._sockets.server.forget(COMMAND_LINE, 2**31)  # a `procsv` command is a new peer, and ends after its answer
+        # Each `procsv` command is a new peer, which ends after its answer. Forget those that have connected so far
+        # (2**31 is above every incarnation), or the table of peers would grow with each command.
+        self._sockets.server.forget(COMMAND_LINE, 2**31)
         self._processes.reap_strays()
         self._look()
         if self._env.console.is_live:
@@ -165,7 +169,11 @@ class Reactor:
             self._run_files_s = now_s + RUN_FILES_S
             self._check_run_files()
 
-    def _keep_logdir(self) -> None:
+    def _renew_lease(self) -> None:
+        """Renew the lease of the logdir if that is due.
+
+        If another launch has taken the logdir, stop writing.
+        """
         if taker := self._env.held.keep(self._clock.monotonic()):
             self._env.records.stop_writing()
             self.handle(events.LogdirTaken(taker))
@@ -182,7 +190,7 @@ class Reactor:
         activity = {
             name: resources.tree_activity(task.pid) for name, task in self._own_tasks() if task.wants_activity(now_s)
         }
-        memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
+        memory_step = self._env.post_mortem.snapshot_step(core.chief.task)  # it reads a living task's slots, too
         awaits_room = any(task.next.awaits_room for task in core.tasks.values())
         has_room = self._env.run_files.has_room() if awaits_room else None
         stopped, traced = self._hosts.stopped(), self.local.traced()
@@ -257,13 +265,16 @@ class Reactor:
         self._env.console.say(text, is_bad=True)
 
     def _preempt(self, grace_s: float, task: TaskId) -> None:
-        self.handle(events.PreemptAsked(grace_s, "a fault of the plan", task))
+        self.handle(events.PreemptAsked(grace_s, "a planned fault", task))
 
-    # -- what the core says --------------------------------------------------------------------------------
+    # -- the core's actions --------------------------------------------------------------------------------
     def _perform(self, todo: list[actions.Action]) -> None:
         """Carry out the actions in order.
 
-        After each action, handle its immediate results, such as Started, before the next action.
+        An action on this machine may have immediate results, such as Started. The core handles them,
+        and we carry out its new actions, before the next action of `todo`. If RestoreFile fails, the
+        core gets an event. If another action raises an exception, the rest of `todo` is lost, and
+        the exception ends the loop.
         """
         for action in todo:
             match action:
@@ -297,7 +308,7 @@ class Reactor:
             self._hear(self.local.answers())
 
     def close(self) -> RunFile:
-        """Release everything but the lock. Return the last state, for run.json."""
+        """Release everything but the lock of the logdir. Return the final content of run.json."""
         run = self._published.close()
         self._env.event_hook.close()
         self._sockets.close()

@@ -173,7 +173,7 @@ class RemoteTasks(RemoteHost):
             heard += self._lost(member)
         return heard
 
-    def hears_beats_alone(self, woken: list[object]) -> bool:
+    def finds_only_beats(self, woken: list[object]) -> bool:
         """Whether the wake-up brought only members' beats. Other news is returned by the next
         `poll`.
         """
@@ -182,7 +182,7 @@ class RemoteTasks(RemoteHost):
         self._untold = self.poll()
         return not self._untold
 
-    def let_beats_gather(self, limit_s: float) -> bool:
+    def gather_beats(self, limit_s: float) -> bool:
         """Wait a moment so that several members' beats are handled at once. False if something else
         has come.
         """

@@ -72,11 +72,11 @@ def test_beats_are_gathered_for_a_moment_and_all_else_is_handled_at_once(remote:
     try:
         waiter.register(other)
         remote.tasks.listen(waiter)
-        assert remote.tasks.let_beats_gather(0.0)
+        assert remote.tasks.gather_beats(0.0)
 
         os.eventfd_write(other, 1)
 
-        assert not remote.tasks.let_beats_gather(60.0)
+        assert not remote.tasks.gather_beats(60.0)
         assert waiter.wait(0.0) == [other]
     finally:
         os.close(other)
