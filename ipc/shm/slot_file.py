@@ -1,12 +1,13 @@
 """Write snapshot slots: files in shared memory that outlive the trainer that fills them.
 
-`SlotPool` is the trainer's side: begin, fill, publish.  slot_reader.py is for the checkpoint
-service and the next trainer.  Only these two modules change or check the state of a slot.  A slot
-belongs to a task of the run, not to a process, so it stays when the process exits.  No other task
-writes to the slot, except parameter servers, which fill in tensors for the owner.
+`SlotPool` is the trainer's side: begin, fill, publish.  The checkpoint service and the next trainer
+use slot_reader.py.  Only these two modules take a slot from one state to the next.  The header of a
+slot names its owner: the task, and the attempt (`incarnation`) that uses the slot now.  No other
+task writes to the slot, except parameter servers, which fill in tensors for the owner.
 
 slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition,
-a writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases a
+the owner holds an exclusive flock on the file while it writes a snapshot, and each reader holds a
+shared one.  The owner writes the first header of a new file without a lock.  The kernel releases a
 flock when the process that holds it dies.
 """
 
@@ -59,7 +60,7 @@ class SlotWriter:
     def make_room(self, size: int) -> None:
         """Grows the slot to hold `size` bytes after the header; NoRoom if that is impossible.
 
-        `memory` is a new map after the slot has grown.
+        A slot that grows is mapped anew, so get `memory` again after this call.
         """
         self._slot.grow(HEADER_BYTES + size)
 
@@ -95,7 +96,7 @@ class SlotWriter:
         return msgspec.structs.replace(info, state=self._slot.state)
 
     def abandon(self) -> None:
-        """Releases the slot unpublished."""
+        """Frees the slot without publishing it."""
         self._slot.move(SlotEvent.TRAINER_ABANDONS)
         self._slot.sequence = 0
         self._slot.unlock()
@@ -108,10 +109,10 @@ class _OwnSlot:
         self.path = path
         self.fd = fd
         self._identity = os.fstat(fd)
-        self.sequence = 0  # of the snapshot in the slot; 0 if there is no whole one
+        self.sequence = 0  # of the snapshot in the slot; 0 if the slot has no complete snapshot
         self.map = _map(fd, path)
         header = unpack_header(path, self.map[:HEADER_BYTES])
-        self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
+        self.state = header.state if header is not None else SlotState.WRITING  # an incomplete header counts as torn
 
     def is_in_place(self) -> bool:
         """Whether this file is still at its path: nobody has unlinked it or its directory."""
@@ -156,7 +157,8 @@ def _is_at(path: Path, info: os.stat_result) -> bool:
 def reserve(fd: int, size: int, path: Path) -> None:
     """Allocates the memory of a file; NoRoom if there is not enough.
 
-    A sparse file would end its writer by SIGBUS when the filesystem is full.
+    Without the allocation the file would be sparse, and a write to it on a full filesystem would kill
+    the writer with SIGBUS.
     """
     before = os.fstat(fd).st_size
     try:
@@ -192,7 +194,7 @@ def _map(fd: int, path: Path) -> SlotMap:
 
 
 class SlotPool:
-    """The slots of one incarnation of a task."""
+    """The slots that one attempt of a task uses."""
 
     def __init__(self, shm_dir: Path, run: str, task: TaskId, incarnation: int) -> None:
         self.shm_dir = shm_dir
@@ -215,15 +217,16 @@ class SlotPool:
         return self._directory is not None and not _is_at(self.shm_dir, self._directory)
 
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
-        """Reserves slots until there are `count`, for `size` bytes of tensors each.
+        """Adds slots until the pool has `count`; each new slot has room for `size` bytes of tensors.
 
         Returns the memory of the slots that it adds.  If there is no room for all, it removes the
         added slots and raises NoRoom.
 
-        It first drops slots whose file somebody has unlinked.  Then it takes over slots that an
-        earlier incarnation left and nobody needs, because their memory is already allocated.  Only
-        then does it create files.  It never takes over the task's newest READY slot, or a slot in
-        `never`, from which this incarnation has restored.
+        It first drops slots whose file somebody has unlinked.  Then it reuses slots of the task that
+        are large enough and that no process has locked, because their memory is already allocated.
+        An earlier attempt left them.  Only then does it create files.  It never reuses the task's
+        newest READY slot, or a slot whose path is in `never`.  The caller puts the slots there from
+        which this attempt has restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)
@@ -281,9 +284,9 @@ class SlotPool:
             raise
 
     def _add(self, path: Path, fd: int) -> None:
-        """Adds a slot file that we have locked or just created, and marks it as ours.
+        """Adds a slot file that we have locked or just created, and writes our header to it.
 
-        The mark keeps the checkpoint service from removing it.
+        The header names this attempt as the owner, so the checkpoint service does not remove the slot.
         """
         slot = _OwnSlot(path, fd)
         slot.move(SlotEvent.NEXT_TRAINER_ADOPTS)
@@ -315,14 +318,16 @@ class SlotPool:
     def begin_snapshot(self) -> SlotWriter | None:
         """Returns a slot to fill, never the newest READY one.
 
-        None if all other slots are being read.
+        None if a process reads or writes each of the other slots.
         """
         newest = max((slot.sequence for slot in self._slots), default=0)
-        for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
-            is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)
-            if is_free and slot.lock():
+        for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # empty slots first, then the oldest
+            may_overwrite = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)
+            if may_overwrite and slot.lock():
                 slot.move(SlotEvent.TRAINER_BEGINS)
-                self._mark(slot)  # otherwise a flipped bit of the state could bring the old snapshot back
+                # The header's hash does not cover the state.  So if the state were corrupted to READY, the old header
+                # would still be valid, and the slot would count as the old snapshot.
+                self._mark(slot)
                 slot.sequence = 0
                 return SlotWriter(self, slot)
         return None
