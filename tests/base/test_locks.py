@@ -212,7 +212,7 @@ def test_a_directory_is_locked_by_its_holders_and_their_children_who_can_be_name
         with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
             assert second.wait_said("got") == "False"
         holder.kill()
-        lock = DirectoryLock(tmp_path, is_firm=not failpoints)
+        lock = DirectoryLock(tmp_path, has_flock=not failpoints)
         assert lock.holders() == [child]
         with running(DIRECTORY_HOLDER, tmp_path, "alone", failpoints=failpoints) as second:
             assert second.wait_said("got") == "False"
@@ -379,9 +379,9 @@ def test_looking_at_a_free_lock_leaves_it_free(path: Path) -> None:
 
 
 def test_a_lock_on_a_filesystem_with_locks_is_reliable(tmp_path: Path) -> None:
-    lock = DirectoryLock(tmp_path, is_firm=False)
+    lock = DirectoryLock(tmp_path, has_flock=False)
     assert lock.try_acquire()
-    assert lock.is_firm
+    assert lock.has_flock
     lock.release_lock()
 
 

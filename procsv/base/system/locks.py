@@ -1,8 +1,10 @@
-"""Lock files and directories between processes by flock; a lock file names its holder.
+"""Provide locks between processes, on a file or on a directory, by flock.
 
-Every process that starts a run, a service or a trainer uses this.  The kernel releases a lock when
-the last process that holds it ends, so a left-over file is not a lock.  A clean release removes the
-file.  Nothing waits without a deadline.
+A lock file records who holds the lock.  Every process that starts a run, a service or a trainer
+uses this module.  The kernel releases a lock when the last process that holds it ends, so a
+left-over file does not mean that the lock is held.  `FileLock.release` removes the file.  Nothing
+here waits for a holder; the longest wait, about two seconds, is for processes that only check the
+lock or share it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from procsv.base.system.failpoints import declare, failpoint
 declare("locks.directory")
 
 # A process that only checks a lock holds it for microseconds, so first try again immediately.  If the lock is still not
-# free, that process is probably waiting for a CPU: pause before each further try.  If that does not help either, the
-# process was stopped while it had the lock.
+# free, that process is probably waiting for a CPU: pause before each further try.  If the lock is not free after all
+# pauses, either the process was stopped during the check, or other processes share the lock.
 YIELDS_MAX = 100
 PAUSES_MAX, PAUSE_S = 2000, 0.001
 
@@ -100,8 +102,9 @@ class FileLock:
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
         """Takes the lock; returns whether it did.
 
-        Returns False at once if another process holds the lock, and after two seconds if processes
-        keep checking it.  FileNotFoundError if the directory is gone.
+        Returns False at once if another process holds the lock, and after about two seconds if other
+        processes keep checking it.  FileNotFoundError if the directory is gone.  OSError on a
+        filesystem without locks.
 
         `pid`: the process to name as the holder; 0 for this one.  `is_brief`: we will release the
         lock soon, so other processes may wait for it.
@@ -122,9 +125,9 @@ class FileLock:
             self.release_lock()
 
     def _write_holder(self, holder: bytes) -> None:
-        """Writes down who holds the lock.
+        """Writes to the file who holds the lock.
 
-        On a full disk the name is missing, but the lock is held.
+        If the disk is full, the file names no holder, but the lock is held.
         """
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, 0)
@@ -163,10 +166,10 @@ class FileLock:
             return None
 
     def wake(self) -> None:
-        """Continues the holder (SIGCONT), which would never release the lock while it is stopped.
+        """Sends SIGCONT to the holder, because a stopped process never releases the lock.
 
-        Signals no other process.  Only for locks that stay with the process that took them, and are
-        not inherited by its children.
+        Only for locks that the process which took them holds itself, and that its children do not
+        inherit.
         """
         holder = self.holder()
         if holder is None:
@@ -176,7 +179,9 @@ class FileLock:
         except OSError:
             return
         try:
-            if self.is_held():  # the lock is still held, so the pid is still the holder's
+            # The lock is still held, so the pid is still the holder's.  There is one harmless exception: the holder has
+            # ended, its pid was reused, and a third process has taken the lock.  Then an unrelated process gets SIGCONT.
+            if self.is_held():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         finally:
@@ -213,19 +218,22 @@ class DirectoryLock:
     a network filesystem another machine may not see the lock.
     """
 
-    def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
+    def __init__(self, path: Path, fd: int = -1, *, has_flock: bool = True, is_shared: bool = False) -> None:
         """`fd`: a descriptor that we inherited, or that the holder has sent.
 
-        `is_firm`: the filesystem seems to have locks.  If it has none, every process that has the
-        directory open counts as a holder.  `is_shared`: other processes may have the lock, too.  It
-        then only keeps out a process that wants the directory for itself (`held_alone`).
+        `has_flock`: the filesystem seems to have locks.  If it has none, every process that has the
+        directory open counts as a holder.  `is_shared`: take a shared lock, which other processes
+        can share.  It keeps out only a process that wants an exclusive lock, as `held_alone` does.
         """
-        self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
+        self.path, self.fd, self.has_flock, self._is_shared = path, fd, has_flock, is_shared
 
     def try_acquire(self) -> bool:
-        """Takes the lock unless we have it; returns False immediately if another process has it.
+        """Takes the lock unless we have it; returns whether we have it now.
 
-        FileNotFoundError if the directory is gone.
+        Returns False at once if another process holds the lock exclusively, and, if we want it
+        exclusively, after about two seconds if other processes share it.  On a filesystem without
+        locks, an exclusive lock is refused if another process has the directory open (`holders`), and
+        a shared one never is.  FileNotFoundError if the directory is gone.
         """
         while not self.is_in_place():
             self.release_lock()
@@ -233,9 +241,9 @@ class DirectoryLock:
             try:
                 failpoint("locks.directory")
                 lock = partial(try_lock, kind=fcntl.LOCK_SH) if self._is_shared else _lock_exclusively
-                is_ours, self.is_firm = lock(self.fd), True
+                is_ours, self.has_flock = lock(self.fd), True
             except OSError:
-                self.is_firm = False
+                self.has_flock = False
                 is_ours = self._is_shared or not self.holders()
             if not is_ours:
                 self.release_lock()
@@ -256,7 +264,7 @@ class DirectoryLock:
     def relock(self) -> None:
         """Locks the directory that is now at the path.
 
-        Does nothing if it is the one that we have locked and our descriptor is not stale.
+        Does nothing if we have already locked that directory and our descriptor is not stale.
         Processes that have inherited our lock keep the lock on the old directory.
         """
         with contextlib.suppress(OSError):  # there is no directory, or it cannot be checked now; the caller tries again
@@ -265,7 +273,7 @@ class DirectoryLock:
             new = DirectoryLock(self.path, is_shared=self._is_shared)
             try:
                 if new.try_acquire():
-                    self.fd, new.fd, self.is_firm = new.fd, self.fd, new.is_firm
+                    self.fd, new.fd, self.has_flock = new.fd, self.fd, new.has_flock
             finally:
                 new.release_lock()
 
@@ -283,8 +291,8 @@ class DirectoryLock:
 
     def is_alone(self) -> bool:
         """Whether no other process shares our lock; True if the filesystem has no locks."""
-        is_alone = not self.is_firm or try_lock(self.fd)
-        if self.is_firm:
+        is_alone = not self.has_flock or try_lock(self.fd)
+        if self.has_flock:
             fcntl.flock(self.fd, fcntl.LOCK_SH)  # back to shared, if it was exclusive
         return is_alone
 
@@ -298,7 +306,7 @@ class DirectoryLock:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 fds = [fd for fd in (process / "fd").iterdir() if _is_open_at(fd, path)]
-                if any(not self.is_firm or _is_locked(process, fd.name) for fd in fds):
+                if any(not self.has_flock or _is_locked(process, fd.name) for fd in fds):
                     found.append(int(process.name))
         return [pid for pid in found if pid != os.getpid()]
 

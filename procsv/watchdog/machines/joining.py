@@ -295,7 +295,7 @@ def describe_lock(lock: DirectoryLock, wall_s: float) -> LaunchLock | None:
 
     None if the filesystem has no reliable locks. Takes no lock itself.
     """
-    if not lock.is_firm or lock.fd < 0:
+    if not lock.has_flock or lock.fd < 0:
         return None
     there = os.fstat(lock.fd)
     return LaunchLock(f"{boot_id()}:{there.st_dev}:{there.st_ino}", wall_s)

@@ -48,7 +48,7 @@ class AdoptedLogdir:
             _refuse_if_active(paths, find_run_in(paths))
             if not self._lock.try_acquire():
                 raise _still_held(paths)
-            take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.is_firm)
+            take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.has_flock)
             self._point()
         except OSError as error:
             self._lock.release_lock()

@@ -100,7 +100,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
             clock,
             request.wait,
             request.say,
-            has_lock=heirs.is_firm,
+            has_lock=heirs.has_flock,
             watches=request.watches_lease,
         )
         remove_pointer(paths.logdir)
