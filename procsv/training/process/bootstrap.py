@@ -2,9 +2,10 @@
 
 The watchdog starts it, as a trainer or as a standby that becomes one (standby.py).  The program
 finds `__main__`, `sys.argv`, `sys.path[0]` and the working directory as if the interpreter had
-started it directly, and multiprocessing can spawn from it.  Only the program imports TensorFlow.
-An exception of the program is saved as last words for the crash report, and printed with the
-program's own traceback.
+started it directly, and multiprocessing can spawn from it.  This module does not import TensorFlow:
+the program does, or a standby that imports in advance what the program will import.  An exception of
+the program is saved as last words for the crash report, and printed with the program's own
+traceback.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from procsv.training.process.logdir_deletion import guard_other_trainings, watch
 from procsv.training.process.program import READS_INPUT, allow_own_group, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import StandbyProcess
-from procsv.training.runtime.bounded_call import were_left
+from procsv.training.runtime.bounded_call import has_abandoned_calls
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, is_of_stop, may_be_within_a_step, write_last_words
 from procsv.training.runtime.link import Link
@@ -55,7 +56,7 @@ from procsv.training.runtime.log import flush_output, say
 from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # how long a program that still waits for its session may take to notice a stop
-SIGNAL_ALONE_S = 0.1  # a SIGTERM that no message of the watchdog follows within this time is a preemption notice
+SIGNAL_ALONE_S = 0.1  # if the watchdog sends no message this long after a SIGTERM, the SIGTERM is a preemption notice
 
 declare("trainer.import", "trainer.atexit")
 
@@ -65,7 +66,8 @@ def main() -> None:
     keep_output_going()
     start = take_start(TRAINER)
     if start.settings.malloc == "keep":
-        # Before an import starts threads: a fork would keep the threads' arenas.
+        # First, because imports start threads, and each thread may create an arena. The limit on arenas does not remove
+        # existing ones, and every fork of a standby would inherit them.
         keep_memory(os.environ)
     recorder = EnvironmentRecorder()
     standby = StandbyProcess(start) if start.task == STANDBY else None
@@ -83,13 +85,13 @@ def main() -> None:
         signals = ProgramSignals(start)
         runtime = _make_runtime(start, signals)
         _join_run(runtime, signals, start)
-    # Only one task of a machine records its imports for the standby: the one that imports what training needs.
+    # Of the tasks of one launch, one records its imports for the standby: the chief, or the only task of a member.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
     if news is not None:
         news.note_configuration()
     code = _run_target(runtime, start)
     if not (runtime.is_connected or runtime.is_ahead):
-        sys.exit(code)  # this is a fork of the program, whose messages would count as the trainer's
+        sys.exit(code)  # this is a child that the program forked; its messages would be taken for the trainer's
     if news is not None:
         news.note_last_imports()
     if runtime.is_ahead:
@@ -98,18 +100,21 @@ def main() -> None:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
     end_run = partial(_end_run, runtime, signals)
-    if were_left():  # waiting for threads would wait for one that waits for a lost server
-        _call_at_exit(end_run)
+    if has_abandoned_calls():  # they may wait forever for a lost server, and the interpreter's exit would wait for them
+        _call_printing_errors(end_run)
         atexit._run_exitfuncs()
         flush_output()
         os._exit(code)
-    _call_at_exit(_join_threads)
-    _call_at_exit(end_run)
+    _call_printing_errors(_join_threads)
+    _call_printing_errors(end_run)
     sys.exit(code)
 
 
-def _call_at_exit(call: Callable[[], None]) -> None:
-    """Prints an exception of `call`, as the interpreter does at its exit.  The exit code stays."""
+def _call_printing_errors(call: Callable[[], None]) -> None:
+    """Calls `call`; prints its exception, as the interpreter does at its exit.
+
+    The exception does not change the exit code.
+    """
     try:
         call()
     except BaseException:  # noqa: BLE001
@@ -119,18 +124,19 @@ def _call_at_exit(call: Callable[[], None]) -> None:
 def _join_threads() -> None:
     """Waits for the program's threads, as the interpreter's exit does.
 
-    Python 3.12 and newer start no thread once the exit has begun.  But while the program's threads
-    still run, they may start a session, and a notice or a stop needs a timer thread.  So the wait
-    takes place before the exit.
+    While the program's threads run, they may still open a session, and procsv needs timer threads
+    to handle a notice or a stop.  Python 3.12 and newer start no thread once the exit has begun.  So
+    this function waits before the exit begins.
     """
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        import concurrent.futures.thread  # noqa: F401  Python refuses the first import once the wait has begun
+        # A thread may need this module later, but Python refuses to import it for the first time once the wait begins.
+        import concurrent.futures.thread  # noqa: F401
     threading._shutdown()  # type: ignore[attr-defined]  # the exit calls it again, without effect
 
 
 def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
     if not runtime.is_connected:
-        return  # this is a fork of the program, which runs the exit functions that it has inherited
+        return  # only the trainer itself has a run to end, not a child that the program forked
     _leave_run(runtime)
     signals.ignore_notices()
     failpoint("trainer.atexit")  # after a kill here, all is saved, but the exit is still by a signal
@@ -179,7 +185,10 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
 
 
 def _join_step_gate(runtime: Runtime, start: Start) -> None:
-    """Joins the gate before the program starts, so that it misses no step."""
+    """Joins the step gate, with which the chief holds all tasks between two steps.
+
+    This comes before the program starts, so that the gate covers every step.
+    """
     if not start.is_spread:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
         runtime.join_step_gate(StepGate(start.paths, start.task, others, runtime.clock))
@@ -213,7 +222,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
         if runtime.stops.is_asked:
             return
         if needed := _why_needed(runtime, start):
-            say(f"{name}: {needed} keeps running until its watchdog ends it")
+            say(f"{name} ignored: this task is {needed}, and runs until its watchdog ends it")
         else:
             runtime.connection.note_entry(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.stops.ask_program("preempt", start.settings.grace_s * TRAINER_SHARE)
@@ -222,7 +231,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
 
 
 def _why_needed(runtime: Runtime, start: Start) -> str:
-    """What this task is if the chief cannot save without it; "" if the chief can."""
+    """Why the chief needs this task for its last save: what the task is; "" if it does not."""
     serves = runtime.heartbeat.phase is Phase.SERVE  # a worker may be a server, too, for a ParameterServerStrategy
     if start.task.role == PS or (serves and not start.is_chief):
         return "a server"
@@ -233,10 +242,12 @@ def _why_needed(runtime: Runtime, start: Start) -> str:
 
 
 def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason, grace_s: float) -> bool:
-    """Whether the program handles SIGTERM, and so gets time to end by itself.
+    """Lets a program that handles SIGTERM end by itself.
 
-    If so, its state is captured at the end of this step.  After OWN_SHARE of the grace period it is
-    asked to stop at a step, like any other program.
+    Returns False if it does not handle SIGTERM, or cannot run its handler now.  Otherwise procsv
+    captures the program's state at the end of this step.  After OWN_SHARE of the grace period it
+    asks the program to stop at the next step boundary, like any other program.  After FORCED_SHARE
+    it ends the process.
     """
     is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # in C code, where its handler cannot run
     if not signals.handles_stop or is_waiting:
@@ -254,7 +265,7 @@ def _force_later(runtime: Runtime, start: Start) -> None:
     def force_a_wait() -> None:
         if runtime.heartbeat.has_ended:
             _leave_threads(runtime)
-        if runtime.heartbeat.phase is Phase.CONNECT:  # for a server or the chief: there is nothing to save
+        if runtime.heartbeat.phase is Phase.CONNECT:  # it waits for a server or the chief, and has nothing to save
             say("the program is still waiting for its session: ending it")
             os._exit(exit_codes.RESUMABLE)
 
@@ -266,16 +277,17 @@ def _end_by_force(runtime: Runtime) -> None:
     if runtime.heartbeat.has_ended:
         _leave_threads(runtime)
     grace = show_duration(runtime.connection.start.settings.grace_s)
-    say(f"the program has not stopped; ending it within the grace of {grace}")
-    # If the program was to end the run by itself, 75 would wrongly claim that it has saved.
+    say(f"the program has not stopped in time; ending it before the grace period of {grace} is over")
+    # With `is_left_to_end_run`, the run was to end when the program had handled SIGTERM. Exit code 75 would then wrongly
+    # claim that the program has saved.
     os._exit(exit_codes.GAVE_UP if runtime.stops.is_left_to_end_run else exit_codes.RESUMABLE)
 
 
 def _leave_threads(runtime: Runtime) -> NoReturn:
     """Ends a process whose program has ended, but whose threads have not.
 
-    The exit code is the program's.  The interpreter's exit work is done on this thread, because the
-    main thread waits for the other threads.  A kill in here does not change the exit code, which is
+    The exit code is the program's.  This thread does the interpreter's exit work, because the main
+    thread waits for the other threads.  A kill in here does not change the exit code, which is
     already in the heartbeat.
     """
     main = threading.main_thread()
@@ -332,7 +344,7 @@ def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]
         say(str(error))
         return exit_codes.MISCONFIGURED
     except KeyboardInterrupt as error:
-        # Otherwise `_interrupt_program` has raised it.
+        # Report a Ctrl-C of the user, but not the one that `_interrupt_program` sends to stop the program's imports.
         if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:
             _report_exception(runtime, error)
         return exit_code_of(error)
@@ -373,14 +385,14 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if runtime.is_connected:  # otherwise this is a standby or a fork, whose errors only go to the log
+    if runtime.is_connected:  # the errors of a standby, or of a child that the program forked, only go to the log
         write_last_words(runtime.connection.start, error, trace, runtime.heartbeat.step)
 
 
 # -- malloc ----------------------------------------------------------------------------------------
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
 MMAP_BYTES = 32 * 2**20  # blocks of up to this size come from the heap; glibc's largest value
-TRIM_BYTES = 2**30  # of free memory at the heap's end; above it, malloc returns all of it
+TRIM_BYTES = 2**30  # malloc keeps up to this much free memory at the heap's end; if there is more, it returns all
 PROCESSORS_PER_ARENA = 8
 
 
@@ -392,14 +404,14 @@ def arenas_max() -> int:
 def keep_memory(environment: Mapping[str, str]) -> bool:
     """Tells glibc's malloc to keep the memory of one training step for the next one.
 
-    Returns False if the user has configured malloc, or if it is another malloc.
+    Returns False, and changes nothing, if the user has configured malloc or uses another allocator.
 
     A step's tensors are blocks of megabytes.  By default malloc returns each freed block to the
     system, and the next step gets it back page by page, which on a CPU can take a fifth of its
-    time.  Threads also have their own arenas, made of 64 MB pieces, and malloc returns an empty
-    piece regardless of the thresholds: TensorFlow's threads had to get some tens of megabytes back
-    in each step.  So all threads share a few arenas; with a single one, the threads of a large
-    machine would wait for each other.
+    time.  Threads also have arenas of their own, which consist of heaps of 64 MB, and malloc returns
+    an empty heap to the system whatever the thresholds say.  TensorFlow's threads then get tens of
+    megabytes back in each step.  So all threads share a few arenas.  With a single arena, the
+    threads of a large machine would wait for each other.
     """
     is_told = any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get(
         "GLIBC_TUNABLES", ""

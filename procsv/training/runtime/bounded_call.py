@@ -2,7 +2,7 @@
 
 Each call runs on its own thread.  The last read and the close of a session with remote servers are
 such calls.  An abandoned call may still be waiting when the interpreter exits, and the interpreter
-would wait for it.  So the bootstrap ends the process itself if `were_left`.
+would wait for it.  So the bootstrap ends the process itself if `has_abandoned_calls`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def call_within(call: Callable[[], T], seconds: float, what: str) -> T:
     raise TimeoutError(f"{what} has not ended within {show_duration(seconds)}")
 
 
-def were_left() -> bool:
+def has_abandoned_calls() -> bool:
     """Whether this process has abandoned calls."""
     return bool(_left)
