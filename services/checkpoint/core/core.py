@@ -10,7 +10,8 @@ only from events.  Its parts are pure, too:
     restore_choice.py   choose the state that a trainer starts from; give other tasks the same one
     directory.py        decide when to scan the checkpoint directory, and what to adopt there
 
-This module passes each event to the parts that it concerns, and orders their decisions.
+This module passes each event to the parts that need it, and puts the actions of all parts into one
+list.
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ class CheckpointCore:
     ) -> None:
         """`chief`: the task whose state is saved.
 
-        `followers`: how many other tasks may start from the same state.  `is_restarted`: this
-        service replaces one that died, and serves its pending requests immediately.  `is_local`:
-        False if the checkpoints are at a URL.  Then no scan looks for other writers' checkpoints,
-        and a file in the directory names the run that saved there before.
+        `lineage`: earlier runs of this logdir; their snapshots may be restored.  `followers`: how
+        many other tasks may start from the same state.  `is_restarted`: this service replaces one
+        that died.  So it saves the newest state at once, and announces the newest checkpoint again.
+        `is_local`: False if the checkpoints are at a URL.  Then the service does not scan there for
+        checkpoints of other writers.  But a file there may name an earlier run, which the service
+        adds to `lineage`.
         """
         self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
@@ -89,7 +92,8 @@ class CheckpointCore:
         self.directory = Directory(self.states, can_scan=is_local)
         self.external_saves = self.directory.external_saves
         self.durable_count = 0
-        self._follows = self._is_restarted = is_restarted
+        self._has_predecessor = is_restarted
+        self._is_restarted = is_restarted  # until this has made the newest state due
         self._is_finishing = False
         self._out: list[Action] = []
 
@@ -167,9 +171,9 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """Follows a plan from a snapshot or from the stored file, until a trainer sends its own.
+        """Uses the CheckpointPlan in a snapshot's slot, or in the file that keeps the last plan.
 
-        Does nothing if a plan is known already.
+        It holds until a trainer sends its own.  Does nothing if a plan is known already.
         """
         if self.directory.plan is None:
             self._on_plan(plan, now_s)
@@ -185,8 +189,8 @@ class CheckpointCore:
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
         """Notes whether a trainer wants this state saved now.  If not, the save interval decides.
 
-        Only the answer acknowledges a request to save.  So if this process dies first, the trainer
-        repeats the request.
+        A request to save is not acknowledged now, but by the answer after the save.  If this
+        process dies before, the trainer repeats the request.
         """
         reason = as_reason(want)
         if reason is None:
@@ -199,8 +203,8 @@ class CheckpointCore:
     def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
         is_first = self.states.durable is None
         self.directory.stocked(stock)
-        if self._follows and is_first and self.states.durable is not None:
-            # A service before this one saved this checkpoint, and may have died before it could announce it.
+        if self._has_predecessor and is_first and self.states.durable is not None:
+            # The service that died saved this checkpoint, perhaps without announcing it.
             self._out.append(Announce(self.states.durable))
         return self._decide(now_s)
 
@@ -334,8 +338,9 @@ class CheckpointCore:
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.waits_for_missed) is not None:
-            # Ask in the chief's place.  Either the chief already has the newest state and has not trained since, or it
-            # will get it.
+            # The service that died may have answered the chief, so the chief does not ask again.  Ask in its place: the
+            # chief has restored the newest state and not trained since, or it will restore this state.  So the followers
+            # get the same state.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
     def _begin_save(self, now_s: float) -> None:
@@ -343,10 +348,12 @@ class CheckpointCore:
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if (plan := self.directory.known_plan) is None:
-            return  # the list of checkpoints on disk is still being read
+            return  # no trainer has sent a plan yet, or the checkpoints on disk are not listed yet
         reason = self.saving.why(self._reasons(state), plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
-            return  # killed now: the slot stays, and the next service saves it
+            # Wait, so that the save does not slow down the restore.  If this process is killed meanwhile, the slot stays,
+            # and the next service saves its state.
+            return
         if reason is not None:
             self._out.append(self.saving.start_save(state, reason, plan))
 
@@ -389,11 +396,13 @@ def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: 
     """Whether a slot must stay.
 
     It must if it belongs to the present trainer, if its state is not on disk, or if a process may
-    still restore from it.  A slot of an unknown run stays until the directory is listed: the
-    directory may name that run as its previous owner.
+    still restore from it.  If the checkpoints are at a URL, a slot of an unknown run stays until the
+    checkpoints there are listed: a file there may name that run as an earlier run of this logdir.
     """
     if not states.is_ours(info.run):
         return states.asks_directory
+    # Of this run, the present trainer has the slots since the last attempt that has restored.  Until an attempt has, the
+    # slots of earlier runs stay, too.
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
     is_unsaved = info.state is SlotState.READY and not states.is_saved(info.run, info.incarnation, info.sequence)
     return (
