@@ -109,8 +109,8 @@ def truncate(path: Path) -> None:
 
 # first data, later data, how the files are damaged, fit options, model, expected message
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, dict[str, Any], Any, str]] = {
-    "shorter data": (lambda: of_unknown_size(4), lambda: of_unknown_size(1), None, {}, None, r" data .* 2: "),
-    "a generator that goes on": (lambda: ONCE, lambda: ONCE, None, {"steps_per_epoch": 4}, None, r" data .* \d: "),
+    "shorter data": (lambda: of_unknown_size(4), lambda: of_unknown_size(1), None, {}, None, r" data .* 2\. "),
+    "a generator that goes on": (lambda: ONCE, lambda: ONCE, None, {"steps_per_epoch": 4}, None, r" data .* \d\. "),
     "an unbuilt model": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), None, {}, Unbuildable, r"call model\.build\(input_shape\) before fit"),
     "truncated files": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), spoil(truncate, "backup-*.data-*"), {}, None, "backup"),
     "garbage": (lambda: of_unknown_size(4), lambda: of_unknown_size(4), spoil(lambda p: p.write_bytes(b"x" * 99), "backup-*.index"), {}, None, "backup"),
