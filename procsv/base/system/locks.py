@@ -180,7 +180,7 @@ class FileLock:
             return
         try:
             # The lock is still held, so the pid is still the holder's.  There is one harmless exception: the holder has
-            # ended, its pid was reused, and a third process has taken the lock.  Then an unrelated process gets SIGCONT.
+            # ended, its pid was reused, and a third process has the lock.  Then an unrelated process gets SIGCONT.
             if self.is_held():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
