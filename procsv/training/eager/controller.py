@@ -58,7 +58,7 @@ class EagerController:
         self._restores = restores
         self._is_in_run = False
         self._has_trained = False
-        self.on_given_way: Callable[[], None] | None = None  # `give_way` calls it; None: this training never gives way
+        self.on_replaced: Callable[[], None] | None = None  # `give_way` calls it; None: never give way
         self._saved_runs = -1  # how many steps had ended at the program's last save
         self._restored_step: int | None = None  # the step of the checkpoint that the training began from
         self._found: Origin | None = None  # the newest checkpoint, if the program restores by itself
@@ -105,11 +105,11 @@ class EagerController:
     def give_way(self) -> None:
         """End this training so that another can start.
 
-        Do nothing if `on_given_way` is None, or on any other thread than the training thread. The
+        Do nothing if `on_replaced` is None, or on any other thread than the training thread. The
         program may be in the middle of a step, so this takes no further snapshot. It waits until
         the newest requested snapshot is on disk.
         """
-        on_end, training = self.on_given_way, self.training
+        on_end, training = self.on_replaced, self.training
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
             return
         log.warning(

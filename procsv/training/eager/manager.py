@@ -60,8 +60,8 @@ def _attach_manager(directory: Any) -> tuple[Runtime, str]:
         raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
     if directory is not None and local_path(directory) is None:
         raise UserError(
-            f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is not on one: "
-            "use a local directory, or tf.train.CheckpointManager"
+            f"procsv.CheckpointManager needs a directory that is mounted on this machine, and {directory} is a URL: "
+            "use such a directory, or tf.train.CheckpointManager"
         )
     launched = current()
     if launched is not None and not launched.connection.start.is_chief:
@@ -73,8 +73,8 @@ def _attach_manager(directory: Any) -> tuple[Runtime, str]:
 
 
 CURE = (
-    "If it is a dataset's iterator, leave it out, and after a restore skip the batches that are done; or make the data "
-    "without Python functions (tf.data.Dataset.from_generator, tf.py_function)"
+    "If this is a dataset's iterator, do not track it; after a restore, skip the batches that were already used. Or "
+    "build the dataset without Python functions (tf.data.Dataset.from_generator, tf.py_function)"
 )
 
 
@@ -109,7 +109,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             step.assign_add(1)
             manager.step()  # takes a snapshot in shared memory, when one is due
             if int(step) % 1000 == 0:
-                manager.save()  # returns at once; the checkpoint service writes the files
+                manager.save()  # captures the state; the checkpoint service writes the files
         manager.close()
     """
 
@@ -177,7 +177,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             runtime, plan, snapshot_s, self._make_source, self._note_durable, self._restores
         )
         self._events = EventFiles(runtime)
-        self._controller.on_given_way = self._forget_steps
+        self._controller.on_replaced = self._forget_steps
         replicas.watch_reads(private.saved_by(checkpoint))
         private.fill_late_variables()
 
@@ -190,26 +190,26 @@ class CheckpointManager(tf.train.CheckpointManager):
         source = EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
         if self._counter is not None and not source.holds(self._counter):
             say_once(
-                "the step_counter is not in the tf.train.Checkpoint, so it begins anew after a restart, while the rest "
-                "goes on: add it, as in tf.train.Checkpoint(step=step, …)"
+                "the tf.train.Checkpoint does not track the step_counter, so a restart resets the step_counter but "
+                "restores the rest: track it, as in tf.train.Checkpoint(step=step, …)"
             )
         return source
 
     def _restores(self, is_new: bool) -> bool | None:
-        """Return whether the program restores by itself; None if that is unknown.
+        """Return whether the program itself restores its state; None if that is unknown.
 
-        If `is_new` is True, there was nothing to restore. Then a program that has looked for a
-        checkpoint counts as one that restores by itself; for any other program this is unknown. If
-        `is_new` is False, TensorFlow's marks on the restored objects give the answer.
+        `is_new`: there was nothing to restore. Then the answer is True if the program has looked for
+        a checkpoint, and None otherwise. If there was a state, TensorFlow's marks on the restored
+        objects give the answer.
         """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
-        """Return the number in the name of a checkpoint whose state is captured now.
+        """Return the number that a checkpoint of the current state has in its name.
 
-        During a save of the program, this is the number of the save. Between two saves, it is the
-        number that the next save will get. If the program picks its numbers itself, it is higher
-        than all numbers that the program has used.
+        During a save of the program, this is the number of the save. Between two saves, it is one
+        more than the save counter, or than the highest number that the program has passed itself,
+        whichever is higher.
         """
         if self._saving is not None:
             return self._saving
@@ -243,7 +243,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return checkpoint_prefix(self._controller.plan, self._next_number())
 
     def step(self) -> None:
-        """Report that a step has ended and the state is whole. Take a snapshot if one is due.
+        """Report that a step has ended and the state is consistent. Take a snapshot if one is due.
 
         A call without a snapshot costs about a microsecond.
         """
@@ -255,7 +255,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         boundary.end_step()
 
     def should_stop(self) -> bool:
-        """Return whether the run was asked to end, as by `procsv stop` or a preemption notice.
+        """Return whether the run was asked to end, for example by `procsv stop` or a notice.
 
         The program should then leave its loop. The next `step` or `close` saves the state.
         """
@@ -280,8 +280,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Return the step of the program's last save at or before the restored state.
 
         The restored state may be a snapshot that was taken after the save. So the step comes from
-        the manifest of the save's checkpoint. If this checkpoint is not on disk, the restored state
-        is the save itself, from memory, and the step is the state's own.
+        the manifest of the save's checkpoint. If there is no such manifest, return the step of the
+        restored state. That is the step of the save if the save itself was restored, from memory.
         """
         number = max(private.count_of(self.checkpoint.save_counter), self._highest)
         manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
@@ -302,7 +302,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
-        self._controller.on_given_way = None  # only the end of the block ends the training
+        self._controller.on_replaced = (
+            None  # another manager does not end this training; only the end of the block does
+        )
         return self
 
     def __exit__(
@@ -323,17 +325,21 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> Any:
         """Capture the state, and return the path of the checkpoint that the service makes from it.
 
-        The call returns at once, before the files are written. A task whose state is not saved gets
-        the path of the checkpoint that the chief makes at the same step.
+        The call returns once the state is captured. A worker then copies it to shared memory, and the
+        service writes the files. If no slot is free, or an earlier save is still in the way, the call
+        first waits. A task whose state is not saved captures nothing and does not wait for a
+        checkpoint. It gets the path of the checkpoint that the chief makes at the same step.
 
-        Return None if `checkpoint_interval` has not passed since the last save, or if the capture
-        failed. In the second case the log says why.
+        Return None if `checkpoint_interval` has not passed since the last save. Also return None if
+        the capture failed, and log why; a call that waits for the checkpoint raises OSError instead.
 
         Args:
+            options: As in TensorFlow. With `experimental_write_callbacks`, the call waits as with
+                `wait`, and then calls them.
             wait: Return only when the checkpoint is on disk and verified.
 
         Raises:
-            OSError: With `wait`, if the checkpoint was not saved. The message says why.
+            OSError: The call waited for the checkpoint, and it was not saved. The message says why.
         """
         if self._boundary is None:
             self._start()

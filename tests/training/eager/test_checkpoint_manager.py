@@ -273,9 +273,7 @@ def test_variables_of_keras_that_a_restart_does_not_restore_are_named(
     assert f"does not restore {missing}" in said if missing else "does not restore" not in said
 
 
-@pytest.mark.parametrize(
-    ("kind", "line"), [("outside", "not in the tf.train.Checkpoint"), ("number", "not a variable")]
-)
+@pytest.mark.parametrize(("kind", "line"), [("outside", "as in tf.train.Checkpoint"), ("number", "not a variable")])
 def test_a_step_counter_that_a_restart_does_not_restore_is_reported(
     directory: Path, capfd: pytest.CaptureFixture[str], kind: str, line: str
 ) -> None:
@@ -430,7 +428,7 @@ def test_the_manager_refuses_in_words_what_it_cannot_do(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint()
     with pytest.raises(UserError, match="name the directory"):
         procsv.CheckpointManager(checkpoint)
-    with pytest.raises(UserError, match="local filesystem"):
+    with pytest.raises(UserError, match="is a URL"):
         procsv.CheckpointManager(checkpoint, "gs://bucket/run")
     with tf.Graph().as_default(), pytest.raises(UserError, match=r"procsv\.Supervisor"):
         procsv.CheckpointManager(checkpoint, tmp_path)
