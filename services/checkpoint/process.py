@@ -1,7 +1,7 @@
 """Run the checkpoint service: connect messages, threads and slots to the core, which decides.
 
-`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers, and it neither
-reads nor writes a checkpoint.  Three worker threads do this work:
+`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers.  Three
+worker threads read and write the checkpoints:
 
 * The disk thread writes checkpoints, one job at a time and at a lower priority than training.
 * The checker verifies the checksums of slots and scans the directory, so that a restore from memory
@@ -53,12 +53,12 @@ from procsv.services.runtime import TICK_S_MAX, Tools
 T = TypeVar("T")
 # The disk thread's niceness.  Training comes first.  But a save costs the same processor time at any niceness, and it
 # holds a slot until it ends.  With two busy threads on two cores, saving 800 MB takes 1.7 s at niceness 0, 5 s at 5,
-# and 15 s at 10.
+# and 15 s at 10.  So 10 would hold a slot for too long.
 NICENESS = 5
 NICENESS_EXAMINING = 10  # of the thread that reads external checkpoints; nothing waits for it
 OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # only the task whose state is saved may send these
 REJECTED_MAX = 100  # how many rejections are announced again to peers that connect later
-LAST_WORDS_S_MAX = 2.0  # how long to wait at the end for the watchdog to acknowledge our answer to Finish
+FINISH_ACK_S_MAX = 2.0  # how long to wait at the end for the watchdog to acknowledge our answer to Finish
 
 declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
 
@@ -86,12 +86,12 @@ class CheckpointService:
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
-        self._said: dict[bool, Durable] = {}  # the newest announced saves: True: ours, False: the program's own
+        self._said: dict[bool, Durable] = {}  # last announced; key: whether procsv wrote it (sequence > 0)
         self._rejected: list[Rejected] = []  # announced rejections, for peers that connect later
         self._unwritable = Unwritable("")  # the last announcement about the directory
         self._finish: Received | None = None
         self._finished_by_s = 0.0
-        self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
+        self._disk.run_job(_untracked(self._store.open), lambda _: None, lambda _: None)
         self._offers = StateOffers(self._environment)
         self._mirror = MirrorSource(start.run, start.chief, tools.server, self._offers)
         self._files = FileOrders(self._environment, self._disk, self._reply_placed)
@@ -99,7 +99,7 @@ class CheckpointService:
             self._core.states.take_staged(staged)
         self._read_slots()
 
-    # -- callbacks of the skeleton ----------------------------------------------------------------------------
+    # -- callbacks from services.runtime ----------------------------------------------------------------------
     def handle_message(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
         if isinstance(received.body, OF_THE_CHIEF) and received.task != self._tools.start.chief:
@@ -128,7 +128,7 @@ class CheckpointService:
                     self._trainers.pop(dead).close()
                 self._perform(self._core.handle_message(received, now_s))
             case Restore() if received.task != self._tools.start.chief:
-                self._look_at_chief()
+                self._drop_answer_of_dead_chief()
                 self._perform(self._core.handle_message(received, now_s))
             case body:
                 if isinstance(body, CheckpointPlan):
@@ -137,11 +137,12 @@ class CheckpointService:
                     failpoint("checkpoint.receive")
                 self._perform(self._core.handle_message(received, now_s))
 
-    def _look_at_chief(self) -> None:
-        """Forgets the answer that the last chief got, if that chief is dead.
+    def _drop_answer_of_dead_chief(self) -> None:
+        """Forgets the answer to the last chief's Restore, if that chief is dead.
 
-        A task of the next generation may ask before the watchdog reports the chief's death.  The
-        task must not get that answer, because a newer state may exist by now.
+        The other tasks of a gang get the answer that their chief got.  A task of the next generation
+        may ask before the watchdog reports the chief's death.  It must not get the old answer,
+        because a newer state may exist by now.
         """
         attempt = self._core.followers.answered_attempt
         chief = self._trainers.get((self._tools.start.chief, attempt))
@@ -150,7 +151,7 @@ class CheckpointService:
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        if not self._has_read:  # otherwise a message or a result has made us read the slots since the last tick
+        if not self._has_read:  # a message or a job's result since the last tick has not read them yet
             self._read_slots()
         self._has_read = False
         self._environment.restore_plan()
@@ -162,7 +163,7 @@ class CheckpointService:
         self._files.retry(now_s, is_last=self._core.waiting.settled)
         self._beat()
         if self._core.waiting.settled and not self._finished_by_s:
-            self._finished_by_s = now_s + LAST_WORDS_S_MAX
+            self._finished_by_s = now_s + FINISH_ACK_S_MAX
         if self._orphan_shutdown is not None:
             return self._orphan_shutdown.look_again_s
         return max(0.0, min(TICK_S_MAX, self._core.next_due_s() - now_s))
@@ -208,10 +209,10 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
-        """Tells the core which slots exist.
+        """Tells the core which slots exist, and answers an open AskSnapshot.
 
-        Until a trainer has sent a plan, the core also gets the plan from the newest unsaved slot,
-        or the stored plan.
+        Until a trainer has sent its plan, this also gives the core a plan: that of the newest unsaved
+        slot, or the stored plan if there is no such slot.
         """
         slots = self._environment.slots()
         self._core.slots_seen(slots)
@@ -244,7 +245,8 @@ class CheckpointService:
         heartbeat.phase = Phase.SAVE if self._core.saving.current is not None else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
-        # `moved` is 1 plus the progress that the running jobs have counted; 0 if no running job can show progress.
+        # `moved` is 1 plus the progress that the running jobs have counted.  It is 0 if no job runs, if a running job
+        # cannot show progress, or if the logdir is not local.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
         made = progress_counter.value() if is_busy and self._tools.start.has_local_logdir else None
         heartbeat.moved = 0 if made is None else made + 1
@@ -303,8 +305,8 @@ class CheckpointService:
                     # Report that nothing was adopted, so that the core tries it again.
                     lambda _, now_s: self._core.adopted(AdoptionResult(examined, own, None), now_s),
                 )
-            case actions.MakeOwn(path, plan):  # a failure keeps one checkpoint too many; the worker prints why
-                self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
+            case actions.MakeOwn(path, plan):  # if it fails, the checkpoint stays external, so it is never deleted
+                self._disk.run_job(_untracked(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case actions.Release():
                 self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
             case actions.Retire(slot):
@@ -387,14 +389,14 @@ class CheckpointService:
             self._has_read = True
             self._perform(event(outcome, self._tools.clock.monotonic()))
 
-        job = job if shows_progress else _unseen(job)
+        job = job if shows_progress else _untracked(job)
         worker.run_job(job, lambda result: report(then, result), lambda error: report(failed, error))
 
 
-def _unseen(job: Callable[[], T]) -> Callable[[], T]:
-    """Excludes a job from progress tracking.
+def _untracked(job: Callable[[], T]) -> Callable[[], T]:
+    """Wraps a job that mostly waits for a disk or the network, and so cannot show progress.
 
-    Such a job mostly waits for a disk or the network, and so shows no progress.
+    While it runs, the heartbeat reports no progress count (`moved` is 0).
     """
 
     def run() -> T:
