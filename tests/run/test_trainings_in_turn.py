@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from procsv.base import exit_codes
 from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
@@ -89,3 +90,43 @@ def test_a_caught_error_does_not_keep_the_next_training_from_saving_and_an_exit_
     saved = tf.train.load_checkpoint(str(tmp_path / "logdir"))
     assert saved.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 10
     assert saved.get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE") == 20
+
+
+SECOND_DIRECTORY = """
+import sys
+import tensorflow as tf
+import procsv
+tf1 = tf.compat.v1
+for directory in (None, "second"):
+    if sys.argv[1] == "CheckpointManager":
+        step = tf.Variable(0, dtype=tf.int64)
+        with procsv.CheckpointManager(tf.train.Checkpoint(step=step), directory, step_counter=step) as manager:
+            manager.restore_or_initialize()
+            print("begins at", int(step), flush=True)
+            while step < 20:
+                step.assign_add(1)
+                manager.step()
+    else:
+        with tf.Graph().as_default():
+            step = tf1.train.get_or_create_global_step()
+            train = step.assign_add(1)
+            with procsv.Supervisor(logdir=directory).managed_session() as session:
+                print("begins at", session.run(step), flush=True)
+                while session.run(train) < 20:
+                    pass
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--map-logdir",)])
+@pytest.mark.parametrize("kind", ["Supervisor", "CheckpointManager"])
+def test_a_second_training_in_a_directory_of_its_own_is_refused_and_not_given_the_first_ones_state(
+    kind: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(SECOND_DIRECTORY)
+    with launched(tmp_path / "logdir", *options, str(program), kind, cwd=tmp_path) as run:
+        assert run.wait_end() == exit_codes.GAVE_UP
+    said = run.said()
+    assert said.count("begins at") == 1
+    assert "launch each training by itself" in said
+    assert not (tmp_path / "second").exists()

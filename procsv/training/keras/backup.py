@@ -111,7 +111,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
         if backup_dir is not None and local_path(backup_dir) is None:
             raise UserError(f"procsv.keras.BackupAndRestore needs a local directory, and {backup_dir} is none")
-        runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True)
+        runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True, shares_logdir=True)
         if runtime is None:
             raise NoDirectory(
                 "Empty `backup_dir` argument passed: name the directory of the backups, "

@@ -101,6 +101,7 @@ class Runtime:
         self.owner: object = None  # the controller that trains an eager program, while it is in the run
         self.logdir_user: weakref.ref[Any] | None = None  # the first graph that trains in the run's logdir
         self.named_logdir = ""  # the first logdir that the program named
+        self.has_unnamed_logdir = False  # a training that names no directory uses the run's logdir
         self.trains_in_step = False  # this task takes every step together with others, in a collective strategy
         self.step_gate: StepGate | None = None  # where the chief holds other tasks' steps during a capture
         self._gate = gate

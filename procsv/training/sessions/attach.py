@@ -16,14 +16,19 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.location import local_path
+from procsv.base.run.paths import local_home
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.log import say_once
 from procsv.training.runtime.observer import Observer
 from procsv.training.runtime.program_logdir import settle_logdir
 
 
-def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | None, Any]:
+def attach(
+    logdir: Any, may_save: bool, graph: Any = None, *, shares_logdir: bool = False
+) -> tuple[Runtime | None, Any]:
     """Return the runtime for a training of `graph` in `logdir`, and the logdir to use.
+
+    `shares_logdir`: several trainings of this kind keep their states apart in one directory.
 
     The runtime is None if there is no logdir. Raise UserError if TensorFlow has no filesystem for
     the logdir, or if the launched run cannot use it. The launched run may use another directory
@@ -34,7 +39,10 @@ def attach(logdir: Any, may_save: bool, graph: Any = None) -> tuple[Runtime | No
     launched = current()
     if launched is not None and not logdir:
         logdir = launched.connection.start.logdir if is_logdir_free(launched, graph) else None
+        launched.has_unnamed_logdir |= logdir is not None
     elif launched is not None:
+        if not shares_logdir:
+            refuse_second_logdir(launched, graph, os.fspath(logdir))
         logdir = settle_logdir(launched, os.fspath(logdir))
     if not logdir:
         return None, logdir
@@ -66,6 +74,21 @@ def is_logdir_free(launched: Runtime, graph: Any) -> bool:
         "training by itself"
     )
     return False
+
+
+def refuse_second_logdir(launched: Runtime, graph: Any, given: str) -> None:
+    """Raise UserError if `given` is for another training than the one that has the run's logdir.
+
+    That training named no directory. A run has one logdir and one state, so this one would start
+    from the state of the other.
+    """
+    start = launched.connection.start
+    is_same = graph is not None and (launched.logdir_user is None or launched.logdir_user() is graph)
+    if launched.has_unnamed_logdir and not is_same and local_home(given) != start.checkpoint_dir:
+        raise UserError(
+            f"the program trains a second time, in {given}, but this run saves in {start.logdir}, where its first "
+            "training is, and would restore that one's state: launch each training by itself"
+        )
 
 
 class EagerExecution(UserError, RuntimeError):
