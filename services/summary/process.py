@@ -155,8 +155,8 @@ class SummaryService:
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)
             case OpenWriter() | Records() | CloseWriter() as body:
-                if (not_now := self._store.not_now(body.writer)) is not None:
-                    self._tools.server.send(received.who, not_now, re=received.seq)
+                if (refusal := self._store.refuse_while_unrepaired(body.writer)) is not None:
+                    self._tools.server.send(received.who, refusal, re=received.seq)
                     return
                 self._perform(self._core.attempt_began(received.task, received.incarnation), 0)
                 self._perform(self._decide(received.who, body), received.seq)

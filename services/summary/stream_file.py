@@ -3,18 +3,18 @@
 This is the disk side of the summary service.  process.py calls it from one thread to carry out the
 decisions of core.py.  It never answers a message and never decides which records are new.
 
-A stream is one event writer of an attempt.  Its *position* is a small file in the run directory
-that says how far the stream is written.  With it, each record appears exactly once, wherever a
-SIGKILL hits:
+A stream is one event writer of an attempt.  Its *position* is a small file in the runtime directory
+that says how far the stream is written.  With the position, each record appears exactly once,
+wherever a SIGKILL hits:
 
-    1  the position names a file that does not exist yet, at offset 0
-    2  records are written after that offset
-    3  the position is overwritten, in one small write: (through, offset)
-    4  the records are acknowledged
+    1  for a new event file, write a position that names it, with offset 0; then create the file
+    2  write records after the offset
+    3  overwrite the position in one small write: the last record's number, and the new offset
+    4  acknowledge the records
 
-Killed after 1 or 2: the next process counts the whole records after the offset as written and cuts
-off a torn one.  Killed after 3: the sender sends the records again and learns that they are
-written.
+Killed after 1 or 2: the next process counts the complete records after the offset as written, and
+cuts off an incomplete one.  Killed after 3: the sender has no acknowledgement, so it sends the
+records again, and learns that they are written.  Killed after 4: nothing is left to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _numbers = itertools.count()  # numbers this process's files; part of their name
 class StreamPosition(msgspec.Struct, frozen=True):
     """The position file: record `through` of stream `writer` ends at `offset` of `file`."""
 
-    run: str
+    run: str  # the id of the launch
     writer: str
     logdir: str
     suffix: str
@@ -56,7 +56,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct):
-    """One stream: its event file, and in `through` the number of the last record written."""
+    """One stream and its event file.  `through` is the number of the last record written."""
 
     paths: RunPaths
     run: str
@@ -70,17 +70,19 @@ class Stream(msgspec.Struct):
     def append_records(self, records: Sequence[bytes | Path], wall_s: float) -> None:
         """Writes the records that follow `through`, then the position.
 
-        If this raises OSError, file and `through` stay as they were.
+        If this raises OSError, the event file and `through` are as they were before.
         """
         file = self._ready_file(wall_s)
         before, through = file.offset, self.through
         try:
             file.append_records(records, wall_s)
+            # Killed here: the next process finds the records after the position's offset, and counts them as written.
             failpoint("summary.after_write")
             self.through += len(records)
             self._write_position(file)
         except BaseException:
             self.through = through
+            # Killed before this: as above, the next process keeps the complete records.
             file.cut_back(before)
             raise
 
@@ -101,7 +103,7 @@ class Stream(msgspec.Struct):
             path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
             self._start_position(path)
             # Killed here: the position names a file that does not exist yet.
-            # The file exists already if a machine with our host name has a process with our pid.
+            # The name contains host and pid.  If another machine has the same host name, the file may exist already.
             with contextlib.suppress(FileExistsError):
                 return EventFile(path, is_new=True)
 
@@ -123,6 +125,7 @@ class Stream(msgspec.Struct):
         return seal(encode_json(here))
 
     def _start_position(self, path: Path, offset: int = 0) -> None:
+        # Killed here: either the old position or the new one is in place.
         replace_file(self._position_path, self._position(path, offset), durable=False)
         self._close_position()
         self._position_fd = os.open(self._position_path, os.O_WRONLY | os.O_CLOEXEC)
@@ -130,15 +133,18 @@ class Stream(msgspec.Struct):
     def _write_position(self, file: EventFile) -> None:
         """Overwrites the position in place.
 
-        The numbers in it only grow, so the new text is never shorter than the old.
+        Its numbers grow with each append, so the new text is never shorter than the text of an
+        earlier append.
         """
         data = self._position(file.path, file.offset)
+        # A kill leaves the old or the new text.  If a failed write leaves anything else, the checksum does not match.
         if os.pwrite(self._position_fd, data, 0) != len(data):
             raise OSError(f"short write to {self._position_path}")
 
     def _position_is_in_place(self) -> bool:
-        """Returns False if something has removed the position, such as a clean-up of temporary
-        files.
+        """Whether the position is open here and still has its name.
+
+        Something may have removed it, such as a clean-up of temporary files.
         """
         return self._position_fd >= 0 and os.fstat(self._position_fd).st_nlink > 0
 
@@ -149,10 +155,10 @@ class Stream(msgspec.Struct):
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
     def take_over(self, position: StreamPosition) -> None:
-        """Continues the file that `position` names, after repairing its end.
+        """Repairs the end of the file that `position` names, and continues this file.
 
-        If that file is missing or too short, the next record creates a new one.  OSError if the
-        file cannot be opened or repaired.
+        If the file is missing or too short, the next record creates a new one.  OSError if the file
+        cannot be opened or repaired.
         """
         path = Path(position.file)
         self.through = position.through
@@ -181,6 +187,7 @@ class Stream(msgspec.Struct):
             self._file = None
         self._close_position()
         if forget:
+            # Killed before this: the next process takes the stream over again.
             self._position_path.unlink(missing_ok=True)
 
 
@@ -190,14 +197,14 @@ def say(text: str) -> None:
 
 
 class StreamStore:
-    """The streams by name: open ones, and ones that a killed process left behind."""
+    """The streams by name: open ones, and ones that an earlier process of this service left."""
 
     def __init__(self, paths: RunPaths, run: str) -> None:
         self._paths = paths
         self._run = run
         self._streams: dict[str, Stream] = {}
         self._trouble = ""  # the last reported disk error
-        self._unrepaired = self._left_behind()  # name -> its position, and why it cannot be continued yet
+        self._unrepaired = self._left_behind()  # for each stream: its position, and why it cannot continue yet
 
     # -- what another process left -------------------------------------------------------------------------
     def _left_behind(self) -> dict[str, tuple[StreamPosition, str]]:
@@ -207,7 +214,7 @@ class StreamStore:
                 position = decode_sealed(path.read_bytes(), StreamPosition)
                 attempt_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
-                # The stream counts as unknown, so its sender opens it again.
+                # The stream counts as unknown, so its sender opens it again.  Killed here: the next process does the same.
                 say(f"{path} is not a position file: {error}")
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -216,11 +223,12 @@ class StreamStore:
         return found
 
     def repair(self) -> list[tuple[str, int]]:
-        """Repairs the files that a killed process left.
+        """Repairs the event files that an earlier process of this service left.
 
-        Returns (name, through) of each stream that can continue.  A stream of another launch is
-        repaired and closed: its trainer is dead, and a new trainer may use the same name.  A file
-        that cannot be repaired now stays for the next call.
+        Returns (name, through) of each stream that can continue.  A file that cannot be repaired
+        now stays for the next call.  A launch usually begins by removing the positions of earlier
+        launches from the runtime directory.  If one is still there, its stream is repaired and
+        closed: its trainer is dead, and a new trainer may use the same name.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -242,10 +250,10 @@ class StreamStore:
                 stream.close_file()
         return repaired
 
-    def not_now(self, writer: str) -> Written | None:
-        """Returns the answer for a stream that is still to be repaired, or None for any other.
+    def refuse_while_unrepaired(self, writer: str) -> Written | None:
+        """Returns a refusal if this stream is not yet repaired; otherwise None.
 
-        The answer accepts no records.  It does not say that the stream is unknown, because the
+        The refusal accepts no records.  It does not say that the stream is unknown, because the
         sender would then open it again.
         """
         if writer not in self._unrepaired:
@@ -256,14 +264,15 @@ class StreamStore:
     def purge(self, task: TaskId, incarnation: int) -> None:
         """Removes the parcels of this task's attempts before `incarnation`.
 
-        An attempt that dies before it has sent a parcel leaves it behind.
+        A parcel is a file that holds one large record (core.py).  An attempt leaves it behind if it
+        dies after it has written the parcel and before it has sent the message that names it.
         """
         for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
                     owner, number = attempt_of(parcel_writer(path.name))
                     if owner == task and number < incarnation:
-                        path.unlink()
+                        path.unlink()  # killed here: the next process removes the rest at the attempt's next message
 
     # -- what core.py decides ------------------------------------------------------------------------------
     def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
@@ -279,11 +288,11 @@ class StreamStore:
         except OSError as error:
             trouble = f"{stream.logdir}: {error}"
             if trouble != self._trouble:
-                say(f"{trouble}; the records are kept and tried again")
+                say(f"{trouble}; keeping the records and retrying")
             self._trouble = trouble
             return trouble
         if self._trouble:
-            say("records are written to their files again")
+            say("writing event records works again")
             self._trouble = ""
         return ""
 
@@ -291,7 +300,7 @@ class StreamStore:
         self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Closes the files.  Open streams keep their positions for the next process."""
+        """Closes the files, and leaves the positions of open streams for the next process."""
         for stream in self._streams.values():
             stream.close_file(forget=False)
         self._streams.clear()

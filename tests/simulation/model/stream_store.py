@@ -105,7 +105,7 @@ class SimStreamStore(StreamStore):
             self._open[note.writer] = repaired
         return repaired.through
 
-    def not_now(self, writer: str) -> Written | None:
+    def refuse_while_unrepaired(self, writer: str) -> Written | None:
         if writer not in self._left:
             return None
         note, error = self._left[writer]
