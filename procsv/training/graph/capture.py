@@ -1,14 +1,17 @@
 """Capture all saved tensors in one session.run, as views of TensorFlow's own buffers.
 
-A GraphState captures between two steps. `numpy_function` passes the runtime's own buffers to its
-callback. If no update can change a buffer (variable_views.py), the capture only keeps a reference
-to it, and the buffer is copied later, off the training thread. All other tensors, such as ref
-variables that are updated in place, are copied into the slot before the callback returns. A capture
-costs about 1.3 µs a tensor. The ref variables add one copy at memory speed.
+A GraphState captures between two steps. `numpy_function` passes TensorFlow's own buffers to its
+callback. For most variables, the capture only keeps a reference to the buffer: it *holds* the
+tensor. As long as it does, an update of the variable writes into a new buffer and leaves this one
+as it is (variable_views.py). The snapshot worker copies held tensors later, while training goes on.
+All other tensors, such as ref variables that are updated in place, are copied into the slot before
+the callback returns, so training waits for this copy. A capture costs about 1.3 µs a tensor. The
+ref variables add one copy at memory speed.
 
 If parameter servers are tasks of this run, they capture their own variables in the same call
-(server_capture.py). If one of them cannot, the chief fetches all variables for the rest of the
-session, and `refusal` says why.
+(server_capture.py). If one of them refuses, the chief fetches all variables for the rest of the
+session, and `refusal` says why. A server may refuse only later, when it is to copy what it has
+captured. Then this capture is lost, too (CaptureLost).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from procsv.training.snapshots.source import Captured, CaptureLost, CheckpointEn
 tf1 = tf.compat.v1
 
 RAISED = re.compile(r"\w+(Error|Refused): ")  # marks a Python exception in the text of a TensorFlow error
-CALLERS_THREAD = -1  # for RunOptions.inter_op_thread_pool: the caller's thread runs the ops, and no pool
+CALLERS_THREAD = -1  # for RunOptions.inter_op_thread_pool: the caller's thread runs the ops, not a thread pool
 
 
 def _expected_size(saved: SavedTensor) -> int | None:
@@ -73,17 +76,19 @@ class Capture:
                 if item.tensor.name not in self._index:
                     self._index[item.tensor.name] = len(self.distinct)
                     self.distinct.append(item)
+        # For each tensor: whether the capture holds it. The others are copied at once.
         self._held = [can_be_held(item.tensor) for item in self.distinct]
         self._sizes = [_expected_size(item) for item in self.distinct]
         servers = [
             server_of(item.tensor) if has_servers and size is not None else ""
             for item, size in zip(self.distinct, self._sizes, strict=True)
         ]
-        alike: dict[tuple[str, bool], list[int]] = {}
+        # Small tensors share a pack only if the same process copies them at the same time.
+        copied_together: dict[tuple[str, bool], list[int]] = {}
         for number, kind in enumerate(zip(servers, self._held, strict=True)):
-            alike.setdefault(kind, []).append(number)
-        self._layout = lay_out(self._sizes, alike.values())
-        self._into: mmap.mmap | None = None  # None: nothing is copied
+            copied_together.setdefault(kind, []).append(number)
+        self._layout = lay_out(self._sizes, copied_together.values())
+        self._into: mmap.mmap | None = None  # the slot to copy into; None: copy nothing
         self._captured: Captured | None = None
         self._has_step = global_step is not None
         self._servers: ServerCapture | None = None
@@ -100,12 +105,14 @@ class Capture:
         step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
         ours = set(numbers)
         shapes = [None if n in ours else tuple(item.tensor.shape.as_list()) for n, item in enumerate(self.distinct)]
-        copy = SlotCopy(self._layout, self._sizes, [held or n not in ours for n, held in enumerate(self._held)])
+        skip = [held or n not in ours for n, held in enumerate(self._held)]  # not copied by this op
+        copy = SlotCopy(self._layout, self._sizes, skip)
 
         def take(*views: Any) -> Any:
             """Take the views. Runs inside session.run.
 
-            For tensors that servers capture, the captured arrays are only shapes.
+            For tensors captured on a server, the entry in `arrays` is the shape instead of an
+            array.
             """
             arrays = shapes.copy()
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
@@ -151,9 +158,11 @@ class Capture:
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Capture all tensors.
 
-        If the slot `memory` is given, copy into it the tensors that must be copied at once. Without
-        it, nothing is copied: such a capture only warms up.
+        Copy into the slot `memory` the tensors that cannot be held. Without `memory`, copy nothing.
+        Such a capture only does the one-time work of a session's first capture, and its result is
+        not used (`GraphState.warm_up`).
         """
+        # Servers find the slot by its path, which only a SlotMap has.
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
                 return self._run_with_servers(self._servers, session, memory)
@@ -178,7 +187,7 @@ class Capture:
         captured.elsewhere = RemoteArrays(frozenset(servers.numbers), lambda: self._finish(copy))
         captured.step = max(captured.step, step)
         for number in servers.numbers:
-            captured.copied[number] = True
+            captured.copied[number] = True  # as for a copied tensor, `arrays` has only the shape; `_finish` copies it
         return captured
 
     def _finish(self, copy: Callable[[], dict[int, int]]) -> dict[int, int]:
