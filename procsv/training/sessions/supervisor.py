@@ -1,12 +1,13 @@
 """Provide `procsv.Supervisor`, a replacement for tf.compat.v1.train.Supervisor.
 
-A program uses it with or without `procsv launch`. It extends TensorFlow's class, and has the same
-defaults, services, stop and errors. Four things differ:
+It works with or without `procsv launch`. It extends TensorFlow's class: it has the same defaults
+and services, and it stops and fails in the same way. It has two more arguments. For the user, four
+things differ:
 
 * A checkpoint starts as a snapshot between two steps, and the checkpoint service writes its files.
 * The summary service writes the events.
 * A session starts from the newest state, in memory or on disk.
-* At its end, a session leaves a last checkpoint.
+* When a session ends, procsv writes a final checkpoint (unless `final_checkpoint=False`).
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Supervisor(tf_supervisor.Supervisor):
     Args:
         snapshot_secs: Seconds between snapshots in memory. A crash costs the training since the
             last snapshot. By default `procsv launch --snapshot-secs` decides. "auto": as often as
-            possible while snapshots cost at most 1 % of the training time, and at most every 0.1 s.
-            None: a snapshot only for each checkpoint.
-        final_checkpoint: Whether the end of a session leaves a checkpoint of its last state.
+            fits into 1 % of the training time, but no more than once every 0.1 s. None: a snapshot
+            only for each checkpoint.
+        final_checkpoint: Whether procsv writes a checkpoint of the last state when a session ends.
     """
 
     USE_DEFAULT = 0
@@ -83,7 +84,8 @@ class Supervisor(tf_supervisor.Supervisor):
     ) -> None:
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
         check_graph_mode("Supervisors")
-        self._runtime: Runtime | None = None  # None: behaves like TensorFlow's class
+        # A chief without a logdir, or a worker outside `procsv launch`, has no runtime. It behaves like TensorFlow's class.
+        self._runtime: Runtime | None = None
         self._controller: SessionController | None = None  # None without a runtime
         self._graph_added_to_summary = False
         self._attach(given)
@@ -156,8 +158,8 @@ class Supervisor(tf_supervisor.Supervisor):
         A task other than the chief waits until the chief has made the model ready.
         """
         master = resolve_master(master)
-        self._coord.may_be_idle = bool(master)
-        self._coord.free = None
+        self._coord.may_be_idle = bool(master)  # another process may do the work, so idle does not mean blocked
+        self._coord.free = None  # `managed_session` sets it, so that the coordinator can close the session
         controller = self._controller
         if controller is None or self._is_beside_its_chief(controller):
             return super().prepare_or_wait_for_session(
@@ -170,7 +172,8 @@ class Supervisor(tf_supervisor.Supervisor):
         if controller.manager is not None:
             controller.manager.runtime = runtime if controller.has_plan else None
         elif controller.has_plan:
-            # The last trainer's state becomes a checkpoint that the program's own manager finds.
+            # This makes the checkpoint service save the last trainer's snapshot as a checkpoint, which the program's own
+            # manager then finds.
             ask_newest(runtime, durable_only=True)
         waits = wait_for_checkpoint or not self._is_chief
         with runtime.heartbeat.waiting(max_wait_secs) if waits else contextlib.nullcontext():
@@ -182,11 +185,11 @@ class Supervisor(tf_supervisor.Supervisor):
         return sess
 
     def _is_beside_its_chief(self, controller: SessionController) -> bool:
-        """Whether this worker's process already trains with another session."""
+        """Whether this is a worker whose process already trains with another session, its chief's."""
         return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
-        """Write graph files and events; the summary service writes the graph's text."""
+        """Write the events of the graph, and have the summary service write graph.pbtxt."""
         if self._controller is None:
             super()._write_graph()
             return
@@ -208,7 +211,7 @@ class Supervisor(tf_supervisor.Supervisor):
             )
         controller = self._controller
         if not self._logdir or controller is None:
-            log.warning("Standard services need a 'logdir' passed to the SessionManager")
+            log.warning("Standard services need a 'logdir' passed to the SessionManager")  # TensorFlow's words
             return None
         controller.enter_run()
         controller.introduce_plan()
@@ -246,7 +249,7 @@ class Supervisor(tf_supervisor.Supervisor):
         return looper
 
     def summary_computed(self, sess: Any, summary: Any, global_step: Any = None) -> None:
-        """Write `summary`, which may be serialized, at `global_step` or the present step."""
+        """Write `summary`, an object or its serialized bytes, at `global_step` or the present step."""
         if global_step is None and self._global_step is not None and self._summary_writer:
             global_step = service_threads.read_step(sess, self._global_step)
         super().summary_computed(sess, summary, global_step)
@@ -279,6 +282,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
             elif isinstance(self._summary_writer, SummaryWriter) and controller.is_in_run:
+                # Without `procsv launch`, the run lasts until the writer is closed. The next session continues its file.
                 self._summary_writer.hold_run(controller.runtime)
             controller.leave_run()
 
@@ -308,9 +312,9 @@ class Supervisor(tf_supervisor.Supervisor):
                 yield session
             except Exception as error:  # noqa: BLE001  stop() raises it again
                 self.request_stop(error)
-            except BaseException as way_out:  # an interrupt or an exit; no later error replaces it
+            except BaseException as exit_error:  # an interrupt or an exit; no later error replaces it
                 if self._controller is not None:
-                    self._controller.runtime.record_failure(way_out)
+                    self._controller.runtime.record_failure(exit_error)
                 try:
                     self.stop(close_summary_writer=close_summary_writer)
                 except Exception as error:  # noqa: BLE001  the interrupt is raised
