@@ -1,6 +1,8 @@
 """Build the account of a run, or of one of its tasks, from the lines of its journal.
 
-Used by time_ledger.py, which defines the kinds of time, and by the watchdog's metrics. Pure.
+An account says how much of the time was kept, redone, starting, down, stalled or stopped
+(time_ledger.py defines these kinds), what each attempt did, and which notable events the report
+lists. Used by time_ledger.py and by the watchdog's metrics. Pure.
 """
 
 from __future__ import annotations
@@ -58,19 +60,19 @@ class JournalClock:
     """
 
     def __init__(self) -> None:
-        self.time_s = self.heard_s = 0.0  # of the newest line, and of the line before it
+        self.time_s = self.previous_s = 0.0  # of the newest line, and of the line before it
         self.set_back_s = 0.0  # by how much the clock has been set back so far
 
     def correct_time(self, time_s: float) -> float:
         """Return the corrected time of the next line."""
-        self.heard_s = self.time_s
+        self.previous_s = self.time_s
         if time_s + self.set_back_s < self.time_s:
             self.set_back_s = self.time_s - time_s
         self.time_s = time_s + self.set_back_s
         return self.time_s
 
 
-class Outlived(NamedTuple):
+class Survivor(NamedTuple):
     """An attempt that was running when its launch was lost, and the timeline at that time."""
 
     number: int
@@ -94,10 +96,10 @@ class AccountBuilder:
         self._serves = role_of(task) in STEPLESS  # all its running time counts as kept
         self._account = Account(0.0, 0.0)
         self._is_empty = True
-        self._chief = str(TRAINER)  # the task whose time is counted: `task`, or the task whose state is saved
+        self._subject = str(TRAINER)  # the task whose time is counted: `task`, or the task whose state is saved
         self._clock, self._line = JournalClock(), Timeline()
-        self._outlived: Outlived | None = None  # the attempt that may have survived its launch
-        self._lost_with_sessions = Counter[int]()  # lost steps by attempt
+        self._survivor: Survivor | None = None  # the attempt that may have survived its launch
+        self._lost_with_sessions = Counter[int]()  # steps lost when a session, not a process, was lost; by attempt
         self._is_open = False  # a launch has begun and has not ended
 
     def enter(self, line: Line) -> None:
@@ -119,12 +121,12 @@ class AccountBuilder:
                 self._account.without[line.role] = why
             case entries.CheckpointDurable(step=step):
                 self._account.durable_step = max(self._account.durable_step, step)
-            case _ if line.role == self._chief:
-                self._enter_of_trainer(line, now_s)
+            case _ if line.role == self._subject:
+                self._enter_trainer_line(line, now_s)
         if self._keeps_remarks and isinstance(line.entry, _REMARKABLE):
             self._account.remarks.append(msgspec.structs.replace(line, time=now_s))
 
-    def _enter_of_trainer(self, line: Line, now_s: float) -> None:
+    def _enter_trainer_line(self, line: Line, now_s: float) -> None:
         number = line.incarnation
         match line.entry:
             case entries.Spawned(pid=pid):
@@ -156,16 +158,18 @@ class AccountBuilder:
     def _launched(self, line: Line, started: entries.RunStarted, now_s: float) -> None:
         self._account.launches += 1
         tasks = started.tasks or (str(TRAINER),)
-        self._chief = self._task or next(iter(tasks), str(TRAINER))
-        if self._is_open:  # the previous watchdog was killed; its launch ended when the run was last seen
-            seen_s = min(max(self._clock.heard_s, (started.seen_until or 0.0) + self._clock.set_back_s), now_s)
-            self._note_outlived()
+        self._subject = self._task or next(iter(tasks), str(TRAINER))
+        if self._is_open:
+            # The previous watchdog was killed. Its launch counts as ended with the last sign of life: the previous line,
+            # or the time that its run.json gives (`seen_until`).
+            seen_s = min(max(self._clock.previous_s, (started.seen_until or 0.0) + self._clock.set_back_s), now_s)
+            self._note_survivor()
             self._end_trainer(seen_s, None)
             self._line.switch_to("stopped", seen_s)
-        host = started.hosts.get(self._chief, "")
+        host = started.hosts.get(self._subject, "")
         if host and self._account.hosts[-1:] != [host]:
             self._account.hosts.append(host)
-        if self._chief not in tasks:
+        if self._subject not in tasks:
             self._line.switch_to("stopped", now_s)
             self._is_open = False
             return
@@ -173,13 +177,11 @@ class AccountBuilder:
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
         self._account.without.clear()  # each launch tries all tasks again
-        if line.role == self._chief:  # the program runs without a watchdog, so there is no Spawned line
+        if line.role == self._subject:  # its watchdog, an observer, did not start it: there is no Spawned line
             self._spawned(line.incarnation, started.pid, now_s)
 
     def _asked_s(self, started: entries.RunStarted, now_s: float) -> float:
-        """Return when the user gave the launch command, so that the start of the watchdog counts,
-        too.
-        """
+        """Return when the user gave the launch command, so that the watchdog's own start counts."""
         asked_s = started.asked_at + self._clock.set_back_s if started.asked_at else now_s
         return min(max(asked_s, self._line.since_s), now_s)
 
@@ -200,7 +202,7 @@ class AccountBuilder:
         self._line.switch_to("starting", now_s)
         self._account.incarnations.append(Incarnation.at_start(number, pid, now_s))
         self._line.incarnation = number
-        self._outlived = None
+        self._survivor = None
         if self._serves:
             self._ready(0, now_s)
 
@@ -209,27 +211,27 @@ class AccountBuilder:
             self._spawned(number, pid, now_s)
         self._account.incarnations[-1].is_promoted = True
 
-    def _note_outlived(self) -> None:
+    def _note_survivor(self) -> None:
         """Remember the running attempt of a lost launch until another attempt begins.
 
         The attempt may survive several lost launches in a row.
         """
         last = self._last()
         if last is not None and last.end_s is None:
-            self._outlived = Outlived(last.number, last.last_step, self._line.mark())
+            self._survivor = Survivor(last.number, last.last_step, self._line.mark())
 
     def _adopted(self, number: int, pid: int, now_s: float) -> None:
         """Resume an attempt that survived its launch.
 
-        The time since its launch was lost counts as what the attempt was doing then.
+        The gap counts as whatever the attempt was doing when its launch was lost.
         """
-        last, before = self._last(), self._outlived
+        last, before = self._last(), self._survivor
         if last is None or before is None or not last.number == before.number == number:
             self._spawned(number, pid, now_s)
             return
         last.end_s, last.last_step, last.pid = None, before.last_step, pid
         self._line.go_back_to(before.mark)
-        self._outlived = None
+        self._survivor = None
 
     def _ready(self, step: int, now_s: float) -> None:
         last = self._last()
@@ -245,9 +247,10 @@ class AccountBuilder:
         last.source, last.origin = recovered.source, recovered.origin
         last.restored_step, last.recovery_seconds = recovered.step, recovered.seconds
         before = self._account.incarnations[:-1]
-        # If the model is on parameter servers, other tasks may have trained it further. The restored state
-        # lacks these steps.
-        reached = max(last.restored_step, 0) + lost if (lost := recovered.lost_steps) else last.restored_step
+        reached = last.restored_step
+        if recovered.lost_steps:
+            # The model is on parameter servers, and other tasks may have trained it beyond the restored step.
+            reached = max(reached, 0) + recovered.lost_steps
         if before and reached > before[-1].last_step:
             before[-1].last_step = reached  # the restored state is newer than the step last read
             self._line.extend_last(before[-1].number, reached)
@@ -257,10 +260,11 @@ class AccountBuilder:
         """Count the steps after `step` as steps to redo, because training resumes from `step`."""
         self._line.lose(step)
         if before:
-            with_death = max(0, before[-1].last_step - max(step, 0))
-            before[-1].lost_steps = self._lost_with_sessions[before[-1].number] + with_death
+            lost_at_exit = max(0, before[-1].last_step - max(step, 0))
+            before[-1].lost_steps = self._lost_with_sessions[before[-1].number] + lost_at_exit
 
     def _restarting(self, lost_seconds: float) -> None:
+        """Count `lost_seconds`, the time after the ended attempt's last step, as time to redo."""
         if (last := self._last()) is not None and self._line.made_steps(last.number) and self._line.training is None:
             last.lost_seconds = lost_seconds
             self._line.lose_end(lost_seconds)
@@ -347,6 +351,7 @@ class AccountBuilder:
             if last is not None and last.end_s is None and not is_running:
                 last.end_s = account.end_s  # it ended with its watchdog, or soon after
         elif account.outcome != "completed":
+            # The next launch resumes from the newest checkpoint. Steps after it are lost.
             self._lose(account.durable_step, account.incarnations)
         account.spans, last_step = self._line.spans(), self._line.last_step
         account.last_step = account.durable_step if last_step is None else last_step
@@ -355,7 +360,8 @@ class AccountBuilder:
     def _close_open(self, end_s: float, step: int) -> None:
         """Close the timeline of a launch that has no end in the journal.
 
-        `end_s` is now if the run is active. If its watchdog was killed, `end_s` is the last news.
+        `end_s` is now if the run is active. If its watchdog was killed, `end_s` is when the run was
+        last seen active.
         """
         if (training := self._line.training) is None:
             self._line.switch_to(self._line.kind, end_s)
