@@ -128,5 +128,5 @@ def test_a_second_training_in_a_directory_of_its_own_is_refused_and_not_given_th
         assert run.wait_end() == exit_codes.GAVE_UP
     said = run.said()
     assert said.count("begins at") == 1
-    assert "launch each training by itself" in said
+    assert run.events("exited", "trainer")[-1]["code"] == exit_codes.MISCONFIGURED
     assert not (tmp_path / "second").exists()
