@@ -8,6 +8,7 @@ import contextlib
 import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.ipc.shm.snapshots import RUN, publish, read
-from tests.support.programs import running
+from tests.support.programs import running, until
 
 CLOCK = SystemClock()
 TENSORS = {"weights": bytes(range(256)) * 4 * 5000, "step": b"12345678"}  # five pieces
@@ -209,7 +210,8 @@ def test_a_lasting_offer_can_be_fetched_at_any_time(machines: Machines, monkeypa
     monkeypatch.setattr(sending, "OFFER_S_MAX", 0.0)
     monkeypatch.setattr(sending, "LOOK_S", 0.01)
     lasting, other = (machines.sender.offer(machines.slot, silence_s) for silence_s in (math.inf, None))
-    assert machines.refusal(other), "by then all have been looked through"
+    until(lambda: other.token not in machines.sender._offers, lambda: time.sleep(0.01))
+    assert machines.refusal(other)
     assert machines.fetch(lasting).error == ""
 
 
