@@ -196,7 +196,7 @@ def test_row_53_a_writers_lock_without_its_file_still_keeps_the_next_trainer_fro
         lock = take_fd(trainer, next(int(fd.name) for fd in fds if os.readlink(fd) == str(path)))  # noqa: PTH115
         path.unlink()
         kill(trainer)
-        run.until("the alert", lambda: "nothing else may" in run.said())
+        run.until("the alert", lambda: "reboot" in run.said())
         assert len(run.journal("spawned", "trainer")) == 1
 
         os.close(lock)
