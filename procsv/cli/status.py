@@ -204,7 +204,7 @@ def _unprotected(is_running: bool, restores: bool | None) -> str:
     if restores is False:
         return "no: the program restored nothing of what was saved, so after a crash it starts from the beginning"
     return (
-        "no: procsv is not saving the program's state, except perhaps that of a child process; a crash loses what the "
+        "no: procsv is not saving the program's state, unless a child process has a session; a crash loses what the "
         "program does not save itself"
         if is_running
         else "no: it opened no session that procsv protects, except perhaps in a child process"

@@ -211,8 +211,8 @@ class CheckpointService:
     def _read_slots(self) -> None:
         """Tells the core which slots exist, and answers an open AskSnapshot.
 
-        Until a trainer has sent its plan, this also gives the core a plan: that of the newest unsaved
-        slot, or the stored plan if there is no such slot.
+        Until a trainer has sent its plan, this also gives the core a plan. It takes the plan in the
+        newest unsaved slot, or the stored plan if there is no such slot.
         """
         slots = self._environment.slots()
         self._core.slots_seen(slots)

@@ -302,9 +302,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
-        self._controller.on_replaced = (
-            None  # another manager does not end this training; only the end of the block does
-        )
+        # Another manager does not end this training; only the end of the block does.
+        self._controller.on_replaced = None
         return self
 
     def __exit__(

@@ -223,7 +223,7 @@ class FitStart:
     def build(self, place: Plain) -> None:
         """Create all variables before the first batch.
 
-        `place` is that of the state to restore. If that state has variables that belong only to the
+        `place` comes from the state to restore. If that state has variables that belong only to the
         training step, trace the step, which creates them here.
         """
         try:
@@ -245,7 +245,7 @@ class FitStart:
 
 # -- the variables that the first step would create ---------------------------------------------------------------
 def build_model(model: Any, epochs: Epochs) -> None:
-    """Create the variables of `model` for batches like those of `epochs`.
+    """Create the variables of `model` for batches of the shape that `epochs` has.
 
     If Keras cannot build the model, raise Keras' exception. Keras builds a model by tracing its
     `call`. But a custom `train_step` might not use `call`, and might have its own optimizers and

@@ -462,8 +462,8 @@ def _name_unkept(dataset: Any) -> None:
         _named.update(found)
         say(
             "the functions of the data write to variables that snapshots leave out because they are large: "
-            f"{', '.join(found)}. A resumed fit starts with the values that the program gives them, so its batches may "
-            "differ from those of an uninterrupted fit"
+            f"{', '.join(found)}. A resumed fit starts with the values that the program gives them, so it may get other "
+            "batches than an uninterrupted fit"
         )
 
 
