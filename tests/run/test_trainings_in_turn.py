@@ -47,7 +47,7 @@ def test_a_second_graph_without_a_directory_does_not_start_from_the_first_ones_s
     said = run.said()
     assert f"fold 0 begins at {first}" in said
     assert f"fold 1 begins at {first}" in said
-    assert said.count("a further graph") == 1
+    assert said.count("another graph") == 1
     assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 40
 
 

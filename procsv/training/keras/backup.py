@@ -110,7 +110,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if data not in WAYS:
             raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
         if backup_dir is not None and local_path(backup_dir) is None:
-            raise UserError(f"procsv.keras.BackupAndRestore needs a local directory, and {backup_dir} is none")
+            raise UserError(
+                "procsv.keras.BackupAndRestore needs a directory that is mounted on this machine, and "
+                f"{backup_dir} is a URL: use such a directory, or keras.callbacks.BackupAndRestore"
+            )
         runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True, shares_logdir=True)
         if runtime is None:
             raise NoDirectory(

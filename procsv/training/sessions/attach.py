@@ -69,9 +69,9 @@ def is_logdir_free(launched: Runtime, graph: Any) -> bool:
     if graph is None or launched.logdir_user is None or launched.logdir_user() is graph:
         return True
     say_once(
-        f"a further graph of the program trains without a directory of its own: procsv saves nothing of it, because "
-        f"{launched.connection.start.logdir} has the first graph's checkpoints; for a crash to cost less, launch each "
-        "training by itself"
+        "the program trains another graph and names no directory for it: procsv does not save this training, because "
+        f"{launched.connection.start.logdir} has the first graph's checkpoints; to have both saved, launch each training "
+        "by itself"
     )
     return False
 
@@ -86,8 +86,9 @@ def refuse_second_logdir(launched: Runtime, graph: Any, given: str) -> None:
     is_same = graph is not None and (launched.logdir_user is None or launched.logdir_user() is graph)
     if launched.has_unnamed_logdir and not is_same and local_home(given) != start.checkpoint_dir:
         raise UserError(
-            f"the program trains a second time, in {given}, but this run saves in {start.logdir}, where its first "
-            "training is, and would restore that one's state: launch each training by itself"
+            f"the program names {given}, but this run already saves in {start.logdir} for a training that names no "
+            "directory, and would restore that training's state here: launch each training by itself, or use "
+            f"TensorFlow's own class for {given}"
         )
 
 

@@ -335,7 +335,7 @@ def test_a_directory_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
 
 BAD: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (lambda _: procsv.keras.BackupAndRestore(), UserError, "name the directory"),
-    (lambda _: procsv.keras.BackupAndRestore("gs://bucket/run"), UserError, "local directory"),
+    (lambda _: procsv.keras.BackupAndRestore("gs://bucket/run"), UserError, "gs:"),
     (lambda _: procsv.keras.BackupAndRestore(""), ValueError, "`backup_dir`"),
     (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "`save_freq`"),
     (lambda path: procsv.keras.BackupAndRestore(path, data="all"), ValueError, "data is 'all'"),  # type: ignore[arg-type]
