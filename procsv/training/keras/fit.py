@@ -70,8 +70,9 @@ class Fit:
     ) -> None:
         """Prepare the fit.
 
-        `callbacks` is Keras' list, which contains our callback `own`. `epochs` is the fit's data.
-        `series`: the fits of this directory; this one is the newest.
+        `callbacks` is Keras' CallbackList. `own` is our BackupAndRestore. If `--drop-in` protects a
+        fit without a BackupAndRestore, `own` is not in the list. `epochs` is the fit's data.
+        `series` has the fits of this directory; this fit is the newest of them.
         """
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model
@@ -81,14 +82,16 @@ class Fit:
         self._logged = LoggedFiles(())
         self._progress = FitProgress(options, callbacks, own, epochs, series)
         self._progress.position.on_replayed = self.count_batch
-        self._calls = 0  # batches of evaluations and predictions
+        self._calls = 0  # batches of evaluations and predictions, and replayed batches of the training data
         self._since_saved = 0  # batches since the last periodic checkpoint
         self._is_first_epoch = self._is_first_batch = True
         self._is_past_first = False  # the first step, which compiles, has ended
         self._ended = EndedFits(runtime.connection.paths.home / "fits")
         self._logs: Any = None  # of the last batch; on a GPU the values may still be on their way
         self._saved: Durable | None = None  # the newest checkpoint
-        self._found_end: Plain | None = None  # the place of the state that was found, if a fit had ended there
+        # The place of the found state, if it is from the end of an epoch. If no epoch is left to train, this is the
+        # final place of the fit.
+        self._found_end: Plain | None = None
         self._state: FitState | None = None
         self._controller = EagerController(
             runtime, options.make_plan(), options.snapshot_s, self._make_source, self._note_durable
@@ -195,7 +198,8 @@ class Fit:
         self._logged.remove_repeated(
             found.place["callbacks"], lambda: read_program_pids(self._runtime.connection.paths.journal)
         )
-        # An undisturbed fit traces its step before training changes the model's attributes.
+        # A fit that was never killed traces its step before its callbacks change `trainable` or other attributes of the
+        # model. So trace the step before such changes are restored.
         self._progress.put_back_trainable(found.place, self._trace_step)
         self._progress.put_back_progress(found.place)
 
@@ -227,7 +231,10 @@ class Fit:
         self._end_step()
 
     def count_batch(self) -> None:
-        """Count a batch of an evaluation or a prediction, which shows that nothing hangs."""
+        """Count a batch that is not trained, so that the watchdog sees that nothing hangs.
+
+        Such a batch belongs to an evaluation or a prediction, or it is replayed after a restart.
+        """
         self._calls += 1
 
     # -- evaluations -----------------------------------------------------------------------------------------
@@ -276,7 +283,7 @@ class Fit:
             self._progress.stop = "asked"
             return
         if self.model.stop_training:
-            # Save this step. It is not the end of the fit, because the program stops early only for the run's end.
+            # Save this step, but do not record that the fit has ended: the program stops it only because the run ends.
             self._progress.stop = "run"
             self._request_checkpoint()
         training.boundary.end_step()
@@ -318,8 +325,11 @@ class Fit:
             self.files.wait_placed()
 
     def end_training(self) -> None:
-        """Before `on_train_end`, note why training ended. If no epoch was left, restore."""
-        self._put_back()
+        """Before `on_train_end`, note why training ended.
+
+        If no epoch was left to train, `begin_epoch` was never called, so restore the state here.
+        """
+        self._put_back()  # does nothing if `begin_epoch` has restored the state
         self._progress.position.end_untrained()
         self.files.wait_placed()  # callbacks may read them at the end
         progress = self._progress
@@ -347,6 +357,7 @@ class Fit:
         self._progress.is_over = True
         self._series.end_fit()
         self._leave_model()
+        # `procsv launch` keeps the checkpoints, so that the same command finds that this fit has ended.
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None
         if not deletes and not self._start.is_repeated and self._progress.stop != "run":
             self._save_end()
@@ -382,7 +393,7 @@ class Fit:
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
 
     def abandon(self) -> None:
-        """Leave a fit that raised. Its newest snapshot stays its state."""
+        """Leave a fit that raised, and save nothing more. The fit resumes from its newest snapshot."""
         self._leave_model()
         self._controller.end_training()
         self._leave_run()

@@ -32,8 +32,8 @@ from procsv.training.keras.state import FitState, FoundState, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
 
-# All kept states together may take this many times the size of the newest one, and always SMALL_BYTES. If they take
-# more, the oldest are removed.
+# All kept states together may take CHECKPOINTS_MAX times the size of the newest one, or SMALL_BYTES if that is more. If
+# they take more, the oldest are removed.
 CHECKPOINTS_MAX = 4
 SMALL_BYTES = 16 << 20
 
@@ -134,10 +134,12 @@ class FitStart:
         self.found: FoundState | None = None  # still to be restored
         self.is_repeated = False  # this fit had ended, and the newest state is a later fit's
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")  # about the newest state, and why
-        self._lost = ""  # the path of the model file that this fit had saved, if there is none now
+        # Where this fit had saved a model, if the fit had ended and the file is now missing; otherwise "". Without the
+        # file, the fit is trained again.
+        self._lost = ""
 
     def decide_on(self, place: Plain) -> bool:
-        """Decide what to do with the newest state, whose fit has this `place` (see fit.py).
+        """Decide what to do with the newest state. `place` is the state's place (see fit.py).
 
         Keep the decision for find_state. Return whether to restore the state into this fit.
         """
@@ -289,15 +291,15 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
     Called at the beginning of the program's first fit, before the standby sleeps. The step gets
     zeros in the shape of a batch, from a dataset of its own, because an iterator of the program's
     data would advance the seed of a shuffle. Afterwards all variables and random generators get
-    their previous values back: if there is no saved state, training starts from these. A failure is
-    logged and harmless.
+    their previous values back: if there is no saved state, training starts from these. If the step
+    fails, a log line says so, and the first real step is traced and compiled as usual.
     """
     # Not for an unbuilt model, because the step would draw its initial weights. Not under a strategy, because each
     # replica would need a batch of its own. Not for an eager step, because it is neither traced nor compiled.
     if not private.is_built(model) or not private.is_alone(model) or model.run_eagerly:
         return
     began_s, random = time.monotonic(), read_random()
-    build_model(model, epochs)
+    build_model(model, epochs)  # the layers are built, but the metrics and the optimizer may not be
     trace_step(model, epochs.element_spec)
     state.track_step()
     held = state.hold_values()
