@@ -38,7 +38,7 @@ from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSec
 from procsv.training.sessions.attach import attach
 
 NAME = "backup"  # the prefix of checkpoint names
-WAYS = ("auto", "replay", "iterator", "none")
+WAYS = ("auto", "replay", "iterator", "none")  # the values of the argument `data`
 
 numbers = FitNumbers()
 
@@ -222,6 +222,7 @@ class DropInBackup(BackupAndRestore):
         self._arguments.apply_defaults()
         told = dict(self._arguments.arguments)
         backup_dir, save_freq = told["backup_dir"], told["save_freq"]
+        # Whether this callback acts as Keras' own. It does so from the start if `backup_dir` is a URL outside of a run.
         self._is_left_alone = current() is None and local_path(backup_dir or "") is None
         is_wrong = not backup_dir or (save_freq != "epoch" and not isinstance(save_freq, int))
         if self._is_left_alone or is_wrong:  # Keras itself reports what is wrong

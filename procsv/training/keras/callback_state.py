@@ -13,8 +13,10 @@ Nothing marks an attribute as one or the other, so a `Baseline` marks all values
 State is every value that at a snapshot differs from `first` or `begun`, unless it belongs to a
 process: paths, pids, files, threads, functions. A number or text that only `on_train_begin` has set
 (a clock, a pid, a run's name) is not state, because the next attempt's `on_train_begin` sets it,
-too. A saved value carries its `first` and `start` marks. It is restored if today's marks are equal.
-Otherwise the program now passes another value, and the program's value wins.
+too. A saved value carries its `first` and `start` marks. It is restored if today's `start` mark is
+the same. It is also restored if only today's `first` mark is the same, and either the saved fit had
+changed the value itself, or today's earlier fits have not changed it. Otherwise the program now
+passes another value, and the program's value wins.
 
 An attribute may be an object of the program's own: of a dataclass, or of a class of the program or
 of the callback's package. It may also be a method of such an object. The fields of the object count
@@ -329,7 +331,10 @@ def _attributes_of(holder: Any) -> dict[str, Any]:
 
 
 def _is_own(value: Any, homes: set[str]) -> bool:
-    """Return whether a value is an object of the program's own, restored field by field."""
+    """Return whether a value is an object of the program's own, restored field by field.
+
+    `homes`: packages whose classes count as the program's own, too.
+    """
     if isinstance(value, type | enum.Enum | BaseException):
         return False
     kind: Any = type(value)
@@ -424,7 +429,10 @@ def _refill(present: Any, value: Any) -> bool:
 
 # -- what belongs to a process ---------------------------------------------------------------------------------
 def names_path(value: Any) -> bool:
-    """Return whether a text is a path: it exists, or starts with a directory of this machine."""
+    """Return whether a text is a path or a URL.
+
+    A path exists, begins with a directory of this machine, or begins with `~/`.
+    """
     if not isinstance(value, str | bytes) or not 1 < len(value) <= PATH_CHARS:
         return False
     text = os.fsdecode(value) if isinstance(value, bytes) else value
@@ -458,6 +466,9 @@ def refusals_of(name: str) -> Mapping[type, Callable[[Any], str]]:
 
 
 def _changes_by_itself(value: Any) -> bool:
-    """Return whether an object has a state of its own, as iterators, variables and metrics do."""
+    """Return whether an object has a state of its own, as iterators, variables and metrics do.
+
+    Files do not count.
+    """
     kind = type(value)
     return any(hasattr(kind, name) for name in ("__next__", "assign", "update_state")) and not hasattr(kind, "fileno")

@@ -66,7 +66,7 @@ def watched(callbacks: Sequence[Any], model: Any) -> list[Any]:
 def mark_fresh(callbacks: Sequence[Any]) -> None:
     """Mark the callbacks before `on_train_begin`.
 
-    A callback without marks is as the program made it.
+    A callback that no fit has marked yet is as the program made it, so it gets its Baseline here.
     """
     for one in callbacks:
         baseline = vars(one).get(BASELINE)
@@ -344,7 +344,7 @@ class LoggedFiles:
             logger.append = False
 
     def begin_anew(self) -> None:
-        """Empty the files, as Keras does. Called if there is no state."""
+        """Empty the files, as Keras does. Called if there is no state. A second call does nothing."""
         for logger in self._emptied:
             Path(logger.filename).write_bytes(b"")
             logger.append_header = True
@@ -361,7 +361,8 @@ class LoggedFiles:
         Call it before `put_back_files`. `saved` holds the states to be restored. `lost_pids`
         returns the process ids of this run's trainers; files of other processes stay. This process'
         own files are removed if they hold only the model, which Keras writes before procsv knows
-        where the fit resumes.
+        where the fit resumes. They stay if the saved event files are not here, because TensorBoard
+        then writes to a new directory.
         """
         told = {name for _, state in saved if isinstance(state, dict) and "kept" in state for name in state["files"]}
         found = {path: name for board in self._boards for name, path in _event_files(board).items()}

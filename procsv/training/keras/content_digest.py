@@ -73,7 +73,7 @@ def is_library(module: str) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """Return whether `value` is the program's own: a class, a function, or an object of a class."""
+    """Return whether `value` is the program's own: a class, a function, or an object of its class."""
     if isinstance(value, types.FunctionType):
         return not is_library(value.__globals__.get("__name__") or "")
     if isinstance(value, types.MethodType):
@@ -135,7 +135,8 @@ class ContentDigest:
     def _is_first(self, value: Any) -> bool:
         """Return whether to walk `value`.
 
-        A repeated occurrence is added as a reference to the first.
+        A repeated occurrence is added as a reference to the first. Beyond VALUES_MAX values, walk
+        no more, and leave the digest incomplete.
         """
         for depth, seen in enumerate(self._seen):
             if id(value) in seen:
@@ -275,7 +276,7 @@ class ContentDigest:
     def _add_named(self, code: types.CodeType, known: Mapping[str, Any]) -> None:
         """Add the globals that `code` names.
 
-        Of a module of the program, add the attributes that it names.
+        If it names a module of the program, add the attributes of this module that `code` names.
         """
         names = _names_of(code)
         modules = list[types.ModuleType]()

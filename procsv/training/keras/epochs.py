@@ -1,7 +1,7 @@
 """Iterate over the data of a fit through Keras' EpochIterator.
 
-Only this module knows the private names and forms of an EpochIterator. It has had three forms:
-since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4.
+Only this module uses the private attributes of an EpochIterator. The EpochIterator has had three
+forms: since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4. private.py tells them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procsv.training.keras.private import ENUMERATES, EpochIterator
 
 # Whether iterators are kept from one epoch to the next. Until Keras 3.6 that was so only with steps_per_epoch.
 KEEPS_ITERATORS = ENUMERATES == "_enumerate_iterator"
-Wrapped = Callable[[Callable[[], None]], None]
+Wrapped = Callable[[Callable[[], None]], None]  # gets an epoch hook of a PyDataset, and calls it
 
 
 def _has_last_batch() -> bool:
@@ -67,7 +67,7 @@ class Epochs:
 
     @property
     def batches_in_epoch(self) -> int | None:
-        count: int | None = self.keras_iterator.num_batches
+        count: int | None = self.keras_iterator.num_batches  # steps_per_epoch, or all batches of the data
         return count
 
     @property

@@ -36,8 +36,8 @@ class FileWriter:
         self._news = threading.Condition()
         self._waiting: deque[tuple[FileOrder, Fill]] = deque()
         self._thread: threading.Thread | None = None
-        self.captured = 0  # files whose variables are captured
-        self._made = 0  # how many of them are complete, or were given up
+        self.captured = 0  # how many files were submitted; their variables are captured
+        self._made = 0  # how many of these are complete on disk or in shared memory, or were given up
         self._said_full = False
 
     def submit(self, order: FileOrder, fill: Fill) -> None:
@@ -58,7 +58,10 @@ class FileWriter:
                 self._thread.start()
 
     def wait_made(self, count: int) -> None:
-        """Wait until the first `count` files outlive this process. Not on the training thread."""
+        """Wait until the first `count` files would outlive this process.
+
+        The snapshot worker calls this. The training thread does so only to write a checkpoint itself.
+        """
         with self._news:
             self._news.wait_for(lambda: self._made >= count)
 
@@ -119,6 +122,8 @@ class FileWriter:
         return path
 
     def _place(self, parcel: Path, order: FileOrder) -> None:
+        # The checkpoint service puts the file in place. If it cannot, it tries again by itself. If the parcel is not in
+        # shared memory, or the service is lost, put the file in place here.
         start = self._runtime.connection.start
         if parcel.parent == start.paths.shm_dir:
             try:

@@ -260,7 +260,7 @@ class _FitDigest(ContentDigest):
     def _add_file(self, name: str | bytes) -> None:
         """Add the file that a text in the data names, if any.
 
-        Its content counts, or its size and time if there are many files.
+        Its content counts. Beyond FILES_READ_MAX and FILE_BYTES_READ_MAX, its size and time count.
         """
         if not 1 < len(name) <= PATH_CHARS:
             return

@@ -64,9 +64,11 @@ def fit_of(model: Any) -> Any:
 
 
 def abandon_raised() -> None:
-    """Abandon the fits of this thread that raised an exception, if the program has gone on.
+    """Abandon the fits of this thread that raised an exception.
 
-    Call this at the beginning of the next fit, or outside of any fit.
+    Call this at the beginning of the next fit, or outside of any fit. All fits of this thread that
+    are still in `_running` have then raised. But if the next fit begins inside another one, the
+    outer one has not raised, so do nothing.
     """
     if fits_under_way() <= 1:
         for one in [one for one in _running if one[1] == threading.get_ident()]:
@@ -191,7 +193,7 @@ def _at_predict_batch(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _count_batch() -> None:
-    """Count a batch of an evaluation or a prediction, also if a callback of the fit makes it."""
+    """Count a batch of an evaluation or a prediction, also if a callback evaluates or predicts."""
     if _running:
         _running[-1][0].count_batch()
 

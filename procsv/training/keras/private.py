@@ -2,8 +2,8 @@
 
 `missing` lists the names that this Keras lacks or has in another form. If there are any,
 BackupAndRestore refuses to work and says why. Only epochs.py uses the names of an EpochIterator,
-and only model_checkpoint.py the names of model files. No other module here sets private attributes
-of Keras.
+and only model_checkpoint.py the names of model files. Other modules set private attributes only of
+callbacks: backup.py sets Keras' counters, and callbacks.py `_set_monitor_op`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ def call_synchronously(callbacks: Any) -> None:
 
 
 def runs_code_of_the_program(callback: Any) -> bool:
-    """Return whether a callback is the program's own, neither Keras' nor ours."""
+    """Return whether a callback runs functions of the program.
+
+    It does if its class is neither Keras' nor ours, or if it is a LambdaCallback.
+    """
     kind = type(callback)
     return issubclass(kind, keras.callbacks.LambdaCallback) or kind.__module__.partition(".")[0] not in (
         "keras",
@@ -217,7 +220,7 @@ def eager_seed_source() -> Any:
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
 
 
-PLACES_MAX = 1000  # remembered places in a program's loops
+PLACES_MAX = 1000  # remembered places in a program's loops: see `place_in_loops`
 
 
 class RunSeeds:
@@ -259,7 +262,8 @@ class RunSeeds:
     def _take_for_unseeded(self, state: Any) -> None:
         """Note that `random` is unseeded in `state`, and in the state after its next change.
 
-        The generator makes 624 numbers at a time, and its state changes only then.
+        The generator makes 624 numbers at a time. Until it makes the next ones, only the last item of
+        its state changes, which is left out here.
         """
         later = random.Random()
         later.setstate(state)

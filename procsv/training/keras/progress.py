@@ -39,15 +39,18 @@ from procsv.training.keras.private import read_random, write_random
 from procsv.training.keras.state import FitState, Plain
 from procsv.training.runtime.log import log
 
-# Why a fit ended before its last epoch: "" it did not; "run" the run ends; "decided" a callback says that it decided
-# so; "asked" the program asked for it.
+# Why a fit ended before its last epoch. "": it did not. "run": the run was ending. "decided": a callback ended it, and
+# says so (see `has_decided`). "asked": something else set `model.stop_training`.
 Stop = Literal["", "run", "decided", "asked"]
 
 
 SAVE_S = 600.0  # between periodic checkpoints
-BEGUN_MAX = 10_000  # remembered starts of fits; the end of a fit whose start was forgotten is not found either
+# For how many keys to remember how many fits have begun with them. A forgotten key is counted from 1 again. The end of
+# the earlier fit with this key is normally forgotten by then, because ENDED_MAX is smaller.
+BEGUN_MAX = 10_000
 ENDED_MAX = 1000  # remembered ends of earlier fits
-# Models whose last fit had ended and was not trained again: its training function, and which layers it trains.
+# The models whose last fit was restored at its end. Most such fits are not trained again, so the training function is
+# not traced. The values: this function, and which layers the fit trained.
 _untraced: MutableMapping[Any, tuple[Callable[[], Any], list[bool]]] = weakref.WeakKeyDictionary()
 
 
@@ -86,7 +89,7 @@ class FitKind(msgspec.Struct, frozen=True):
     weights: list[tuple[tuple[int | None, ...], str]] | None  # None: the model is not built yet
 
     def is_same(self, other: FitKind) -> bool:
-        """Return whether both may describe one fit. An unbuilt model may become either."""
+        """Return whether both may describe one fit. The weights of an unbuilt model may match any."""
         return msgspec.structs.replace(self, weights=None) == msgspec.structs.replace(other, weights=None) and (
             None in (self.weights, other.weights) or self.weights == other.weights
         )
@@ -168,12 +171,15 @@ class Evaluation:
     def __init__(self, model: Any, training: DataPosition) -> None:
         self._model, self._training = model, training
         self._position: DataPosition | None = None
-        self._saved: Saved | None = None  # where the first evaluation is to begin
-        self._values: Any = None
+        self._saved: Saved | None = None  # the position in the validation data at which the first evaluation begins
+        self._values: Any = None  # of training's variables, during an evaluation; None if they are not held
         self.place: Plain | None = None  # of training, during an evaluation
 
     def read_evaluation(self) -> Any:
-        """Return the position in the data as plain values; None before the first evaluation."""
+        """Return the position in the validation data as plain values.
+
+        Before the first evaluation, this is the position that `go_to` set; None if it set none.
+        """
         if self._position is None:
             return msgspec.to_builtins(self._saved, builtin_types=(bytes,))
         return msgspec.to_builtins(self._position.read_position(), builtin_types=(bytes,))
@@ -182,7 +188,10 @@ class Evaluation:
         self._saved = msgspec.convert(saved, Saved | None)
 
     def follow_data(self) -> None:
-        """Follow the data. Keras makes its iterator before the first evaluation and keeps it."""
+        """Track the position in the validation data, from the first evaluation of the fit on.
+
+        Keras makes the EpochIterator of these data before the first evaluation, and keeps it.
+        """
         if self._position is not None:
             return
         epochs = evaluation_data(self._model)
@@ -190,7 +199,7 @@ class Evaluation:
             return
         self._position, saved = DataPosition(epochs, "replay"), self._saved
         if saved is not None and self._training.shared is not None:
-            self._position.made += saved.made  # the training's position makes them again, over the shared part
+            self._position.made += saved.made  # `enumerate_steps` of training makes them again, from the shared part
         elif saved is not None:  # each iterator that is made advances the seed of a shuffle
             keep = self._training.read_outside()
             self._position.make_again(saved.made)
@@ -204,7 +213,10 @@ class Evaluation:
         self._values, self.place = state.hold_values(), place
 
     def undo_evaluation(self, state: FitState) -> None:
-        """Restore everything as it was when the evaluation began. The program is about to end."""
+        """Restore the variables as they were when the evaluation began. `place` has the rest.
+
+        The program is about to end.
+        """
         state.put_held(self._values)
 
     def end_evaluation(self) -> None:
@@ -224,13 +236,13 @@ class FitProgress:
         if series.is_again:
             mark_again(watched(self._callbacks, self._model))
         self._other_calls: list[list[str]] = []  # the kinds of callbacks in other calls of this fit
-        self._results = self._model._get_metrics_result_or_logs
+        self._results = self._model._get_metrics_result_or_logs  # Keras' own; `put_back_progress` may replace it
         self.number = series.number
         self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
         self.position = DataPosition(epochs, options.data)
         self.evaluation = Evaluation(self._model, self.position)
-        self.epoch, self.batch = 0, -1
-        self._step: tuple[Any, list[bool]] = (None, [])  # the training function, and what it trains
+        self.epoch, self.batch = 0, -1  # the last trained batch of this epoch; -1: none yet
+        self._step: tuple[Any, list[bool]] = (None, [])  # the training function, and which layers it trains
         self.is_over = False
         self.stop: Stop = ""
         self.launch_s = 0.0  # when the launch was asked for; 0.0 without a launch
@@ -240,7 +252,7 @@ class FitProgress:
         return self.base + self.steps
 
     def read_fit(self) -> FitPlace:
-        """Return the place for the heartbeat. May be called on any thread."""
+        """Return number, epoch and batch of the fit, for the heartbeat. May be called on any thread."""
         batches = self._epochs.batches_in_epoch or 0
         return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
 
@@ -260,7 +272,10 @@ class FitProgress:
         return find_saved(self._callbacks, counts_of)
 
     def read_place(self, names: dict[str, list[str]] | None) -> Plain:
-        """Return all progress as plain values. `names`: `name_variables()`, if the fit is over."""
+        """Return all progress as plain values; during an evaluation, the progress at its beginning.
+
+        `names`: `name_variables()` if the fit is over, else None.
+        """
         if self.evaluation.place is not None:
             return self.evaluation.place
         position = self.position.read_position()
@@ -287,17 +302,18 @@ class FitProgress:
         }
 
     def find_lost_model(self, place: Plain) -> str:
-        """Return the path of a model that the fit had saved by `place`, and that is gone.
+        """Return where a ModelCheckpoint had saved a model before `place` was read, if the file is gone.
 
-        Return "" if there is none.
+        Return "" if no file is gone.
         """
         return find_lost_model(self._callbacks, place["callbacks"])
 
     # -- the way back ----------------------------------------------------------------------------------------
     def go_on_from(self, place: Plain, is_past: bool = False) -> None:
-        """Set the epoch to begin at, before the fit's first epoch.
+        """Take over the step count of the state, and have the fit begin at the epoch to train next.
 
-        Raise UserError if the fit cannot continue from `place`. `is_past`: a later fit has begun.
+        Call it before the first epoch. Raise UserError if the fit cannot continue from `place`.
+        `is_past`: a later fit has begun, so this one has ended.
         """
         self._check_callbacks(place)
         self.position.check_data(msgspec.convert(place["data"], Saved))
@@ -311,8 +327,9 @@ class FitProgress:
     def _check_callbacks(self, place: Plain) -> None:
         """Check that the callbacks match the saved ones.
 
-        A call after an exception may have other callbacks, and the next start may reach either
-        call.
+        If an exception ended the fit and the program called it again, the second call may have had
+        other callbacks. After a restart the program may be at either call. So the callbacks of both
+        are accepted.
         """
         now, before = kinds_of(self._callbacks), [kind for kind, _ in place["callbacks"]]
         calls = [list(kinds) for kinds in place.get("calls", [])]
@@ -355,7 +372,7 @@ class FitProgress:
             model.make_train_function(force=True)
         if (is_new or step != now or place.get("model")) and not model.run_eagerly:
             trace()
-        elif place["over"]:  # most models are not trained again, so do not trace in vain
+        elif place["over"]:  # most such fits are not trained again, so do not trace in vain: see `trace_as_earlier_fit`
             _untraced[model] = (weakref.ref(model.train_function), step)
         self._step = (model.train_function, step or private.read_trainable(model))
         if now:
@@ -364,8 +381,8 @@ class FitProgress:
     def trace_as_earlier_fit(self, trace: Callable[[], object]) -> None:
         """Trace the training function with the layers that an earlier fit of the model trained.
 
-        Without a crash, that fit traced it, and Keras ignores what the program has frozen since, until
-        the program compiles the model again.
+        Without a crash, that fit would have traced the function. Keras would then ignore which layers
+        the program has frozen since, until the program compiles the model again.
         """
         model, now = self._model, private.read_trainable(self._model)
         function, step = _untraced.pop(model, (lambda: None, []))

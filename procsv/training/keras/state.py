@@ -70,7 +70,8 @@ class Place(tf.train.experimental.PythonState):
 class Rest(tf.Module):
     """What a Checkpoint of model and optimizer does not reach.
 
-    That is the place, and variables such as seeds, metrics, a loss's own and the callbacks'.
+    That is the place, and variables such as seeds, metrics, a loss's own and the callbacks'. But
+    `variables_besides` lists the variables of model and optimizer, too.
     """
 
     def __init__(self, place: Place) -> None:
@@ -122,7 +123,8 @@ class FitState(EagerState):
         """Make the source of state of a fit.
 
         `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables
-        of a place that do not exist yet. `find_variables` returns the variables of the callbacks.
+        of a place that do not exist yet. `count_calls` counts the batches that are not trained.
+        `find_variables` returns the variables of the callbacks.
         """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files, self._find_variables = count_calls, files, find_variables
@@ -234,7 +236,10 @@ class FitState(EagerState):
         return {item.key: known[id(item.owner)] for item in tracked if id(item.owner) in known}
 
     def restore(self, state: SlotReader | str) -> None:
-        """Keep what was found. If it belongs to this fit, check that it can be restored."""
+        """Keep the state that was found, for `put_back_state`.
+
+        If it belongs to this fit, create the variables that it has, and check that they fit.
+        """
         found = FoundState(state)
         if self._is_of_this_fit(found.place):
             self._build(found.place)
@@ -246,7 +251,10 @@ class FitState(EagerState):
         self.found = found
 
     def _check_file(self, path: str) -> None:
-        """Raise UserError if another model saved `path`. TensorFlow would restore what fits."""
+        """Raise UserError if another model saved `path`.
+
+        TensorFlow would silently restore only the variables that fit.
+        """
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
         there = {
@@ -289,7 +297,7 @@ class FitState(EagerState):
             replicas.assign(variable, values[number])
 
     def put_back_state(self, found: FoundState) -> None:
-        """Restore the variables. Name the callbacks' variables that the state does not have."""
+        """Restore the variables. Log which attributes of callbacks hold variables that do not fit."""
         left = self._track_as_saved(found.place)
         super().restore(found.where)
         if left:
