@@ -65,7 +65,7 @@ class FileWriter:
         with self._news:
             self._news.wait_for(lambda: self._made >= count)
 
-    def wait_placed(self) -> None:
+    def wait_written(self) -> None:
         """Wait until all files are in their places, or could not be put there."""
         with self._runtime.heartbeat.saving(), self._news:
             self._news.wait_for(lambda: self._thread is None)

@@ -82,7 +82,7 @@ class Fit:
         self._logged = LoggedFiles(())
         self._progress = FitProgress(options, callbacks, own, epochs, series)
         self._progress.position.on_replayed = self.count_batch
-        self._calls = 0  # batches of evaluations and predictions, and replayed batches of the training data
+        self._untrained_batches = 0  # batches of evaluations and predictions, and replayed batches of the training data
         self._since_saved = 0  # batches since the last periodic checkpoint
         self._is_first_epoch = self._is_first_batch = True
         self._is_past_first = False  # the first step, which compiles, has ended
@@ -109,7 +109,7 @@ class Fit:
                 self._read_place,
                 self._progress.read_step,
                 self._start.build,
-                lambda: self._calls,
+                lambda: self._untrained_batches,
                 self.files,
                 self._progress.find_variables,
             )
@@ -235,7 +235,7 @@ class Fit:
 
         Such a batch belongs to an evaluation or a prediction, or it is replayed after a restart.
         """
-        self._calls += 1
+        self._untrained_batches += 1
 
     # -- evaluations -----------------------------------------------------------------------------------------
     def begin_evaluation(self) -> None:
@@ -315,14 +315,14 @@ class Fit:
         raise SystemExit(exit_codes.RESUMABLE)
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def place_files_for_others(self, callback: Any) -> None:
+    def finish_files_for_others(self, callback: Any) -> None:
         """Wait for the files that `callback` has just saved, if one of the program's callbacks
         follows it and may read them.
         """
         # -1: something outside of the list calls the callback.
         at = next((number for number, one in enumerate(self._callbacks) if one is callback), -1)
         if any(private.runs_code_of_the_program(one) for one in self._callbacks[at + 1 :]):
-            self.files.wait_placed()
+            self.files.wait_written()
 
     def end_training(self) -> None:
         """Before `on_train_end`, note why training ended.
@@ -331,7 +331,7 @@ class Fit:
         """
         self._put_back()  # does nothing if `begin_epoch` has restored the state
         self._progress.position.end_untrained()
-        self.files.wait_placed()  # callbacks may read them at the end
+        self.files.wait_written()  # callbacks may read them at the end
         progress = self._progress
         asked, progress.stop = progress.stop, ""
         if self._is_first_epoch or not self.model.stop_training or progress.epoch >= progress.last_epoch:
@@ -399,5 +399,5 @@ class Fit:
         self._leave_run()
 
     def _leave_run(self) -> None:
-        self.files.wait_placed()
+        self.files.wait_written()
         self._controller.leave_run()

@@ -268,19 +268,19 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Save as Keras does, if a save is due after this batch."""
         super().on_train_batch_end(batch, logs)
         if self._has_saved:
-            self._place_files()
+            self._finish_files()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save as Keras does. A later callback of the program finds the file in place."""
         super().on_epoch_end(epoch, logs)
         if self._has_saved:
-            self._place_files()
+            self._finish_files()
 
-    def _place_files(self) -> None:
+    def _finish_files(self) -> None:
         self._has_saved = False
         fit = hooks.fit_of(self.model)
         if fit is not None:
-            fit.place_files_for_others(self)
+            fit.finish_files_for_others(self)
 
 
 class _ModelFiles:
@@ -308,10 +308,10 @@ class _ModelFiles:
         if fit is None or self._refusal:
             self.say_why(self._refusal or "procsv does not protect this fit (BackupAndRestore does)", path)
             if fit is not None:
-                fit.files.wait_placed()  # otherwise an older file might be written last
+                fit.files.wait_written()  # otherwise an older file might be written last
             save_by_keras(model, path, weights_only)
         elif self._layout is None:
-            fit.files.wait_placed()
+            fit.files.wait_written()
             try:
                 self._layout = save_and_find_layout(model, path, weights_only)
             except NoFileLayout as why:
