@@ -6,7 +6,7 @@ detects no hang between two saves.
 
 A program may have several managers, but procsv supervises only one. It chooses in this order:
 
-* If the run already has a directory: the manager of this directory. If there is none, the first
+* If the run already has a directory: the manager of this directory. If no manager has it, the first
   manager that the program asks for checkpoints, because a program may name a new directory at each
   start.
 * The first manager with which the program restores.
@@ -82,11 +82,11 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         theirs.__init__(self, checkpoint, directory, *args, **kwargs)
         _looked_at[:] = asked  # TensorFlow has looked here, not the program
         self._given = (checkpoint, directory, args, kwargs)
-        self._place = anchor(os.fspath(directory))
+        self._place = anchor(os.fspath(directory))  # absolute: the program may change its working directory
         self._is_supervised: bool | None = None  # None: not decided yet
         self._boundary = None
-        self._has_saved = self._is_saving = False
-        self._unsavable = None
+        self._has_saved = self._is_saving = False  # whether TensorFlow has made a save of this manager; is making one
+        self._unsavable = None  # what TensorFlow cannot save, and its error: see `find_unsavable`
         if why := _why_never(directory):
             self._leave_alone(why)
         elif (unsavable := private.find_unsavable(checkpoint)) is not None:

@@ -95,8 +95,8 @@ class EventFiles:
     def _cut_back(self) -> None:
         """Cut the files of earlier attempts back to the restored state.
 
-        This handles each directory in which this process has a file, once. It removes files that
-        were created after the state was saved.
+        This handles each directory in which this process has a file, once. It removes the files that
+        this task has created since the state was saved, other than this process' own.
         """
         if self._state is None:
             return
@@ -114,8 +114,8 @@ class EventFiles:
                     cut_back(path, sizes[path.name])
                 elif later.get(int(named[2]), math.inf) < int(named[1]) + 1:
                     # The state does not list this file, and the attempt that saved the state, or a later one, created
-                    # it: the file has the pid of that attempt and is no older. A kill here leaves some of these files,
-                    # and the next attempt removes them.
+                    # it: the file has the pid of that attempt, and is no older than the attempt. A kill here leaves
+                    # some of these files, and the next attempt removes them.
                     path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,8 @@
 """List what a tf.train.Checkpoint would write: the entries, and where their values come from.
 
-An EagerState builds an ObjectGraph when it starts. It builds another one when something was
-attached to one of the tracked objects or removed. That takes milliseconds and reads no variable.
+An EagerState builds an ObjectGraph when it starts. It builds another one when the program has
+attached something to a tracked object, or removed something from one. That takes milliseconds and
+reads no variable.
 Keys and order are TensorFlow's own, so the files equal TensorFlow's, byte for byte.
 """
 
@@ -35,8 +36,8 @@ class Tracked(msgspec.Struct, frozen=True):
     """One entry of the checkpoint, and the object that it belongs to."""
 
     key: str
-    slice: str
-    dtype: str
+    slice: str  # shape_and_slice for SaveV2; "" for a whole tensor
+    dtype: str  # TensorFlow's name
     owner: Any  # the trackable
     variable: Any  # the tf.Variable that holds the value; None if the owner serializes it
     copies: tuple[Any, ...] = ()  # the same variable on the other replicas
@@ -83,6 +84,8 @@ class ObjectGraph:
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
         self.per_replica = list(self._list_per_replica())
+        # `apart`: keys of the variables whose values may differ between tasks. `own`: entries with the value of this
+        # task alone. `others`: numbers of the entries that are not in variables.
         of_many = [item for item in self.tracked if private.is_of_many_tasks(_saved(item.owner))]
         in_optimizers = private.variables_of_optimizers([node for node, _ in self._nodes]) if of_many else frozenset()
         self.apart = [item.key for item in of_many if private.is_apart(_saved(item.owner), in_optimizers)]

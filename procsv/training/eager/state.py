@@ -39,9 +39,9 @@ NAMED_MAX = 3  # variables in a message
 
 # -- from a slot, without copying what a variable holds ----------------------------------------------------------
 # Through DLPack, a variable shares the slot's memory until its first update. A slot may have values of objects that the
-# program has not made yet, such as an optimizer's slots. Then the slot cannot be used: only TensorFlow can defer the
-# restore of a value until its object exists, and it reads the value from a checkpoint's files. So the same state is
-# read from its checkpoint on disk instead.
+# program has not made yet, such as the slot variables of an optimizer. Only TensorFlow can defer the restore of a value
+# until its object exists, and TensorFlow reads values only from a checkpoint's files. So procsv does not use such a
+# slot, and restores the same state from its checkpoint on disk.
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
     """Restore all values of `graph` from a slot.
 
@@ -235,7 +235,7 @@ class EagerState(StateSource):
         self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
         self._events = events  # the program's event files, which are cut back with the state
         self._may_lack = events is not None  # a loop's own Checkpoint may miss variables; a fit's is made by procsv
-        self._builds_late = False  # an optimizer makes its variables only after the restore
+        self._builds_late = False  # True: an optimizer of Keras has no variables yet, and makes them after the restore
         self._graph: ObjectGraph | None = None
         self._reader: Reader | None = None
         self._boundary: Boundary | None = None

@@ -188,6 +188,7 @@ def write_model(model: Any, kept: dict[str, Any]) -> None:
         _say_left(type(model).__qualname__, _baseline_of(model).write_state(model, state))
 
 
+# `left`: settings and attributes that keep today's values, each with the reason.
 def _say_left(kind: str, left: dict[str, str]) -> None:
     if left:
         changes = ", ".join(f"{name} ({why})" for name, why in left.items())

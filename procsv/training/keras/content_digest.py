@@ -47,8 +47,9 @@ _BEGAN_S = psutil.Process().create_time()
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+# A value of a subclass of one of these counts by its plain value and its attributes.
 _PLAIN_BASES = (int, float, complex, str, bytes, bytearray)
-_NAMED = (
+_NAMED = (  # values of these types count by name
     type,
     types.ModuleType,
     types.BuiltinFunctionType,
