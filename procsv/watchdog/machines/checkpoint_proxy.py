@@ -4,7 +4,8 @@ Used by member_loop.py. The task connects to the proxy as it would to the servic
 state to start from. The proxy passes the question on to the coordinator, and the answer back to the
 task. If the answer is a snapshot, the snapshot is in the memory of the chief's machine. So the
 proxy first fetches it into a local slot. If that fails, the task starts from a checkpoint in the
-logdir, which all machines share. Other messages from the task are acknowledged and ignored.
+logdir, which all machines share. The proxy refuses to write files for the task. It acknowledges the
+task's other messages, and does not pass them on.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class CheckpointProxy:
         self._fetch: Fetch | None = None  # the fetch under way
         self._given_up: list[Fetch] = []  # abandoned fetches that may still run for a moment
         self._slot: Path | None = None  # the fetched state, until the task has it
-        self._has_failed = False
+        self._has_failed = False  # a fetch has failed, and the console says so
         self._news: list[News] = []
 
     def listen(self, waiter: Waiter) -> None:

@@ -104,7 +104,7 @@ class Forming:
         forget_terms(self._start.paths, written.number)
 
     def gather(self, wait: Wait, say: Say) -> None:
-        """Wait until there is a launch for each task.
+        """Wait until there is a launch for each task and each spare. UserError if one does not come.
 
         `wait` raises if the run is no longer wanted.
         """

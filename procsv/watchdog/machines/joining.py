@@ -67,7 +67,8 @@ class Asked:
         client.send_reliable(question)
 
     def poll_answer(self) -> Joined | None:
-        """Return the answer; None if it has not come yet. UserError if it is a refusal; BegunAnew.
+        """Return the answer; None if it has not come yet. UserError if it is a refusal; BegunAnew if
+        our previous run does not continue.
 
         Other messages are orders for a launch that had our place before. They are not acknowledged,
         because nothing has carried them out.
@@ -114,8 +115,8 @@ class Joining:
         lock: LaunchLock | None = None,
     ) -> None:
         """`address`: our task's, for TensorFlow. `keys`: derived from the launches' secret, if they
-        have one. `offer`: returns our copy of a lost chief's memory when a coordinator is asked.
-        `lock`: on our own directory.
+        have one. `offer`: called before each request to join, it says how to fetch our copy of a
+        lost chief's memory. `lock`: on our own directory.
         """
         self.offer, self._lock = offer, lock
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
@@ -251,7 +252,8 @@ class Rejoining:
         return None
 
     def _look_for_term(self, served: Callable[[], Served | None]) -> None:
-        """Ask the coordinator of a newer term, if there is one.
+        """Ask the coordinator of a newer term, if there is one. Otherwise check whether our run has
+        ended.
 
         Ignore a refusal: it may come from a second coordinator of this job, which found the logdir
         taken by our own run.
@@ -293,7 +295,7 @@ class Rejoining:
 def describe_lock(lock: DirectoryLock, wall_s: float) -> LaunchLock | None:
     """Describe the lock just taken on this launch's own directory, for the coordinator.
 
-    None if the filesystem has no reliable locks. Takes no lock itself.
+    None if the filesystem has no reliable locks. `wall_s`: the Unix time when the lock was taken.
     """
     if not lock.has_flock or lock.fd < 0:
         return None

@@ -111,7 +111,8 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     """Replace the directories in `start` with this member's: for records in the logdir, sockets and
     locks, and memory.
     """
-    launch = str(placement.launch)  # not the task: its previous host may be cut off and still use those directories
+    # Not the present task: the task's previous host may be cut off, and still use the directories named after the task.
+    launch = str(placement.launch)
     name = hashlib.sha256(f"{start.run_dir}\n{launch}".encode()).hexdigest()[:16]
     home = start.paths.tasks / launch
     return msgspec.structs.replace(

@@ -44,7 +44,7 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 
 TICK_S = 0.5  # the longest sleep
 CLEAR_S = 0.02  # between two checks of a dead task's process tree, until it is gone
-LOCK_S = 5.0  # between two checks that our lock still covers our directory's path
+LOCK_S = 5.0  # between two checks that the directory that we have locked is still at its path
 SLACK = 1.5  # we answer each beat of the coordinator; if none comes for so many intervals, we send ours unasked
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages per socket and turn
@@ -70,7 +70,7 @@ class MemberLoop:
         copy_keeper: MemoryCopyKeeper | None = None,
     ) -> None:
         """`copy_keeper`: keeps a copy of the chief's memory; None for a member without a copy."""
-        # Notes for the journal wait in `_unsaid` until a task runs that can report them.
+        # Journal notes about the memory copy. They wait until our task runs, because we send them in the task's name.
         self._copy_keeper, self._unsaid = copy_keeper, list[watchdog_messages.Note]()
         self._core, self._task, self._server, self._checkpoint_proxy, self._summary = (
             core,
@@ -95,8 +95,10 @@ class MemberLoop:
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # our task, and the spares, in the next run
-        self.begins_anew = False  # the previous run does not continue
-        self.needs_no_copy = False  # the run is over, or continues without us; False if its coordinator was lost
+        self.begins_anew = False  # the next coordinator does not adopt our task, so this launch must restart
+        # Whether to delete our copy of the chief's memory at the end, because the coordinator has ended the run, or
+        # because the run continues without us. If the coordinator was lost, the next one may need the copy.
+        self.needs_no_copy = False
 
     def run(self) -> int:
         """Serve until the run is over or lost; return the exit code."""
@@ -125,7 +127,7 @@ class MemberLoop:
         self._do(self._core.check(now_s))
         if self._core.state is MemberState.ADRIFT:
             self._look_for_coordinator()
-        self._tell_all(self._host.tick(is_awaited=False))
+        self._tell_all(self._host.tick(is_awaited=False))  # we know of no start before the host has the order
         self._freezes.end_expired(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
@@ -250,7 +252,7 @@ class MemberLoop:
         self._do(self._core.told_end(exit_code, self._clock.monotonic()))
 
     def _what_is_served(self) -> member_messages.Served | None:
-        """Describe our task for the next coordinator.
+        """Describe our task for the next coordinator, which decides whether to adopt it.
 
         None while an attempt is about to start, or while a dead attempt has processes left.
         """
@@ -261,6 +263,8 @@ class MemberLoop:
         self._offered = running.incarnation if running is not None else 0
         if running is None:
             return member_messages.Served(self._run_start, None)
+        # If the previous coordinator has not received FirstStepDone, the task counts as not ready. `_go_on_with` sends
+        # the message to the next coordinator, which then knows that the task is ready.
         number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
         is_told = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
         is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
@@ -317,7 +321,7 @@ class MemberLoop:
 
     # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:
-        if self._core.state is MemberState.LEAVING:
+        if self._core.state is MemberState.LEAVING:  # TaskStarted with an error says why the attempt does not start
             self._client.send_reliable(member_messages.TaskStarted(self._task, incarnation, 0, "this launch ends"))
         else:
             self._host.start(self._task, incarnation, self._clock.monotonic())
@@ -330,7 +334,11 @@ class MemberLoop:
 
     # -- the task ------------------------------------------------------------------------------------------
     def _tell_all(self, news: Iterable[events.Event]) -> None:
-        """Report to the coordinator what has happened to the processes of this machine."""
+        """Report to the coordinator what has happened to the processes of this machine.
+
+        Handle two events here, and do not report them: the end of the summary service, and a start
+        that is tried again.
+        """
         for event in news:
             match event:
                 case events.Started(task, incarnation, pid, how):
@@ -399,7 +407,7 @@ class MemberLoop:
                 case (
                     watchdog_messages.StopRun() | watchdog_messages.RestartTrainer() | watchdog_messages.StatusRequest()
                 ):
-                    self._server.acknowledge(received)  # commands find the coordinator through run.json
+                    self._server.acknowledge(received)  # ignored: commands connect to the coordinator (run.json)
                 case body:
                     self._note(body, received.incarnation)
                     encoded, now_s = encode_body(body), self._clock.monotonic()
@@ -408,7 +416,7 @@ class MemberLoop:
                     self._server.acknowledge(received)
 
     def _note(self, body: Message, incarnation: int) -> None:
-        """Note what this member itself must know of the task's messages."""
+        """Do what a message from the task requires of this member, besides passing it on."""
         match body:
             case messages.Hello():
                 self._tell_of_summary()
@@ -421,6 +429,7 @@ class MemberLoop:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
+        # Carry out `acts`. `source`, `now` and `is_notice` describe the signal to report, as in StopAsked.
         if self._core.state is MemberState.LEAVING:
             self._host.withdraw_starts("this launch ends")
             self._host.end_starts()

@@ -22,7 +22,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.machines.core.membership import Claim, Member, Membership, judge_claim
 
 GONE_ON = "the run counted this machine as lost, and another one has its task"
-PATIENCE = 2  # for this many peer timeouts we wait for the previous launch to fall silent; then both must be alive
+PATIENCE = 2  # peer timeouts that a launch waits for the loss of the one that has its place; then both must be alive
 
 
 class WaitingLaunch(msgspec.Struct, frozen=True):

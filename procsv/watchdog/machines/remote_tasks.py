@@ -1,8 +1,9 @@
 """Drive the tasks on other machines for the coordinator's event loop: send orders, return events.
 
-Used by event_loop.py, through environment.py. Its only decision is which member has been silent too
-long (membership.py). Orders to a lost member are not sent; its task is reported as dead and cleared
-away.
+Used by event_loop.py, through environment.py. core/membership.py decides which members are lost,
+for example because they have been silent too long. A spare also counts as lost once it reports that
+its machine will end. This module sends no orders to a lost member. It reports the member's task as
+dead and as cleared away, because nobody can check that any more.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class RemoteTasks(RemoteHost):
         self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
-        self._untold: list[events.Event] = []  # events that follow from the loss of a member
-        # By task: the attempt whose start was ordered and has not been answered, and the dead attempt whose leftover
-        # processes a member was ordered to remove, and has not reported removed.
+        self._untold: list[events.Event] = []  # events that the next `poll` returns first
+        # The attempts that members have orders to start, until the members answer. And the dead attempts whose leftover
+        # processes members have orders to remove, until the members report the removal.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
         self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # the last attempt ordered
         self._orders: dict[int, Orders] = {}  # by member number
@@ -225,7 +226,9 @@ class RemoteTasks(RemoteHost):
         return []
 
     def _noticed(self, member: Member, notice: member_messages.MemberNotice) -> list[events.Event]:
-        """Handle a notice: the member's machine will end, or a user there wants the run to end."""
+        """Handle a signal that the member's launch received: a preemption notice (`is_notice`), or
+        another signal that asks for the end of the run.
+        """
         source, spare = f"{notice.source} on {member.host}", ""
         if notice.is_notice and not notice.now:
             if member.is_leaving:
@@ -269,10 +272,13 @@ class RemoteTasks(RemoteHost):
         return [events.Said(said.task, said.incarnation, body)]
 
     def _lost(self, member: Member) -> list[events.Event]:
-        """Return the events of a member's loss. It will answer none of its open orders."""
+        """Return the events that follow from the loss of `member`.
+
+        If a launch waits for the lost member's place, that launch gets the place.
+        """
         newcomer = self._newcomers.take_place(member)
-        if newcomer is None:
-            self._server.forget(member_id(member.number), 2**31)
+        if newcomer is None:  # otherwise, the same id is the newcomer's
+            self._server.forget(member_id(member.number), 2**31)  # a number above every incarnation
         self._forget(member)
         silent_s = self._clock.monotonic() - member.heard_s
         if member.task.role == SPARE:
@@ -292,7 +298,7 @@ class RemoteTasks(RemoteHost):
         if claim is Claim.SUCCEEDS:
             return self._succeed(member, join)
         if (orders := self._orders.get(member.number)) is not None:
-            orders.lost()
+            orders.lost()  # the order under way was lost with the old connection: send it again
             self._send_due(member.number)
         return []
 
@@ -322,7 +328,11 @@ class RemoteTasks(RemoteHost):
         return what
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Send what is due: our beats, and messages without acknowledgement."""
+        """Resend the messages that members have not acknowledged.
+
+        Once per beat interval, also send beats and the orders that are due, refuse launches whose
+        place is taken, and check which member keeps the memory copy.
+        """
         self._server.resend_due()
         if now_s < self._beat_s:
             return
@@ -394,8 +404,8 @@ class RemoteTasks(RemoteHost):
 def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
     """Wait until `members` have acknowledged everything that they were sent, for at most `limit_s`.
 
-    A coordinator does this at the end of a run, or after refusing the members of a run that it does
-    not form. Messages that come in during the wait are dropped.
+    A coordinator does this at the end of a run, or after it has told the members that there will be
+    no run. Messages that come in during the wait are dropped.
     """
     waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
     waiter.register(server)

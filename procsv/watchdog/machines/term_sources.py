@@ -2,8 +2,8 @@
 
 Used by joining.py. A term is the time for which one coordinator is in charge. Usually the
 coordinator writes a file for its term into the logdir, with its address. It writes none if the
-launches share a secret and the scheduler names its host: then members ask at that address. Launches
-that share a secret derive the keys from it. Otherwise the keys are in the term's file.
+launches share a secret and know the coordinator's host and port: then members ask at that address.
+Launches that share a secret derive the keys from it. Otherwise the keys are in the term's file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TermFiles:
 
 
 class TermAtAddress:
-    """Polls the coordinator's own host and port for the run that it is setting up."""
+    """Asks the coordinator, at its host and port, which run it forms."""
 
     def __init__(self, placement: Placement, keys: RunKeys, context: Context, clock: Clock) -> None:
         assert placement.coordinator is not None, "no address to ask at"

@@ -25,8 +25,8 @@ class Newcomer(msgspec.Struct, frozen=True):
     host: str
     address: str  # of the task, for TensorFlow; "" if no task connects to it
     cluster: Cluster | None = None  # the previous run's; None: the launch has nothing of that run
-    settings: LaunchSettings | None = None
-    running: Running | None = None
+    settings: LaunchSettings | None = None  # the previous run's
+    running: Running | None = None  # the task, if it still runs
 
 
 class SurvivingTasks(msgspec.Struct, frozen=True):

@@ -6,7 +6,10 @@ a scheduler to bring the coordinator back, and then ends the task:
 
     SERVING  -- silence --> ADRIFT -- heard again --> SERVING
     ADRIFT -- adopted by the next coordinator --> SERVING
-    SERVING, ADRIFT -- told to end, or nothing to wait for --> LEAVING -- the task is gone --> GONE
+    SERVING, ADRIFT -- told to end, or silence for too long --> LEAVING
+    ADRIFT -- a signal to this launch --> LEAVING
+    SERVING, ADRIFT -- a signal was reported, but the run does not end in time --> LEAVING
+    LEAVING -- the task is gone --> GONE
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class MemberEvent(Enum):
     ADOPTED = auto()  # the next coordinator took over after the loss of ours
     SILENT = auto()  # no message for the peer timeout
     ABANDONED = auto()  # no message for the coordinator timeout
-    TOLD_END = auto()  # the run is over
+    TOLD_END = auto()  # the run is over, or continues without this launch or this attempt
     STOP = auto()  # a signal to this launch
     LATE = auto()  # the task has not ended in time
     TASK_GONE = auto()  # no process of the task is left
@@ -45,9 +48,9 @@ class Act(Enum):
     SAY_BACK = auto()
     SAY_ADOPTED = auto()
     TELL_NOTICE = auto()  # report the signal to the coordinator, which ends the run
-    ASK_TO_END = auto()  # send the task SIGTERM
+    ASK_TO_END = auto()  # ask the task to save its state and end
     KILL = auto()
-    LEAVE = auto()
+    LEAVE = auto()  # end whatever the dead task has left
 
 
 _S, _E, _A = MemberState, MemberEvent, Act
@@ -114,7 +117,7 @@ class MemberCore(msgspec.Struct):
         return self.handle(MemberEvent.ADOPTED, now_s)
 
     def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
-        """Kill the task and leave with that exit code: the run is over for this member."""
+        """Return the acts that kill the task. The member then leaves with that exit code."""
         self.exit_code, self.why = exit_code, self.why or "the run is over"
         return self.handle(MemberEvent.TOLD_END, now_s)
 

@@ -40,10 +40,11 @@ C = TypeVar("C")
 def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_step: int, last_run: str = "") -> list[C]:
     """Return the copies of `found` that are worth fetching, the best first.
 
-    `own`: the snapshots in this machine's memory. `saved_step`: the step of the newest checkpoint,
-    which makes copies of that step and of older ones useless. `last_run`: the run that had the
-    logdir last, if known. Its copies come before all others, because a copy of an earlier run may
-    hold a state from which the last run did not resume. Within that order, newer copies come first.
+    `found`: pairs of a copy and the value to return for it. `own`: the snapshots in this machine's
+    memory. `saved_step`: the step of the newest checkpoint, which makes copies of that step and of
+    older ones useless. `last_run`: the run that had the logdir last, if known. Its copies come
+    before all others, because a copy of an earlier run may hold a state from which the last run did
+    not resume. Within that order, newer copies come first.
     """
     ours = {copy.run: copy.sequence for copy in sorted(own, key=lambda copy: copy.sequence)}
     newer = [pair for pair in found if pair[0].sequence > ours.get(pair[0].run, 0) and pair[0].step > saved_step]
@@ -57,7 +58,7 @@ def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_ste
 # the interval, if the link is fast enough. The average rate over all copies bounds the cost to both machines: when
 # snapshots come faster, some are skipped, and the newest is fetched.
 AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to send, a seventh to receive and check
-PROCESSORS = 8  # a machine can afford AVERAGE_BYTES_PER_S per so many processors; a smaller one, too, affords it once
+PROCESSORS = 8  # a machine can afford AVERAGE_BYTES_PER_S for every 8 processors, and once if it has fewer
 START_BYTES_PER_S = 64 * 2**20  # for the first copy; later ones go at least as fast, if the link allows
 BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # for a single copy; the maximum also bounds the average
 TRAVEL_SHARE = 0.1  # a copy should travel in this part of the snapshot interval
@@ -94,8 +95,8 @@ class TransferRate(msgspec.Struct):
     bytes_per_s: float = START_BYTES_PER_S  # the newest fetch's
     _link_bytes_per_s: float = math.inf  # the link's assumed rate, once the link was seen to be too slow
     _was_late: bool = False  # whether the newest copy was
-    _sequence: int = 0  # of the newest offered snapshot (0: none), and when it was offered
-    _offered_s: float = 0.0
+    _sequence: int = 0  # of the newest offered snapshot; 0: none
+    _offered_s: float = 0.0  # when that snapshot was offered
 
     def begin_transfers(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
         """Begin transfers from a machine, and forget what was observed before. `average`: the bytes
