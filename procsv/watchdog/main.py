@@ -55,8 +55,10 @@ def run(
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> int:
-    """Run the launch; return the exit code of `procsv launch`. `observed`: the trainer, if procsv
-    did not start it.
+    """Run the launch; return the exit code of `procsv launch`.
+
+    `argv` makes the command line of a process to start. `observed`: the program, if procsv did not
+    start it; then `warm` has an interpreter for each service.
     """
     return _run(start, OneMachine(), argv, observed, warm).exit_code
 

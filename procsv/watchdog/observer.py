@@ -1,8 +1,9 @@
 """`python -m procsv.watchdog.observer`: watch a program that procsv did not start.
 
 The observer runs as the program's child. A Supervisor or a monitored session that is made without
-`procsv launch` starts the observer. It imports everything and waits until the first session begins;
-if none does, it ends with the program. It never ends the program, and never restarts it.
+`procsv launch` starts the observer. The observer imports everything and waits until the first
+session begins. If none does, the observer ends when the program ends. It never ends the program,
+and never restarts it.
 """
 
 from __future__ import annotations

@@ -56,19 +56,20 @@ class Console:
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
         self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
         self._screen, self._line, self._keys = Screen(), StatusLine(), KeyEcho(out_fd)
-        self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest facts, and their monotonic time
+        self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest facts, their source and monotonic time
         self._seen: tuple[LineFacts, RunFile, float] | None = None  # the `_look` from which `_facts` were made
         self._facts: LineFacts | None = None  # the facts to draw, with the loss and the total that the program reports
         self._loss: LossNow | None = None  # the attempt's loss, on a live screen
         self._files_s = 0.0  # when to read event files next
         self._quiet_rounds = 0  # since the trainer last printed something
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
+        # Our lines to print (bytes) and the logs to echo next (Path), in order. None: the end, so stop.
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
         self._log: LogFollower | None = None
         self._noise = NoiseFilter()
         self._filter = OutputFilter() if os.isatty(out_fd) else None
-        self._broken: set[int] = set()
+        self._broken: set[int] = set()  # the descriptors that accept no more output
         self._shares_lines = _is_one_file(out_fd, err_fd)
         self._is_line_open = False  # the program's last output did not end its line
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
@@ -188,7 +189,7 @@ class Console:
         self._print_output(self._filter.pass_on(data) if self._filter is not None else data)
 
     def _print_output(self, data: bytes) -> None:
-        """Print the program's output. On a live screen, only add it: `_draw` ends the round."""
+        """Print the program's output. On a live screen, `_draw` prints it, after this round."""
         if self.is_live:
             self._screen.print_output(data)
         elif data:
@@ -306,7 +307,7 @@ class KeyEcho:
             self._apply([*before[:_LOCAL_FLAGS], before[_LOCAL_FLAGS] & ~termios.ECHO, *before[_LOCAL_FLAGS + 1 :]])
 
     def restore_echo(self) -> None:
-        """Restore the setting of before `turn_off`."""
+        """Restore the setting that `turn_off` has replaced."""
         before, self._before = self._before, None
         if before is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone

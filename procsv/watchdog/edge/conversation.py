@@ -39,8 +39,8 @@ class Loop(NamedTuple):
     """The functions of the event loop that a conversation calls."""
 
     handle: Callable[[events.Event], None]
-    look: Callable[[], None]  # read heartbeats and memory now
-    hear_starts: Callable[[], None]
+    look: Callable[[], None]  # read heartbeats and resources now, and do what is due
+    hear_starts: Callable[[], None]  # handle the starts that the standby has reported
     imports_known: Callable[[TaskId, int], None]  # an attempt has recorded its imports
     check_run_files: Callable[[], None]
 

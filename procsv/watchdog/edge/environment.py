@@ -56,7 +56,7 @@ class Held(Protocol):
         """Take the directory that the program has named, too. UserError if that fails."""
 
     def keep(self, now_s: float) -> str:
-        """Renew our lease, if that is due. Return who has taken the logdir; "" if nobody has."""
+        """Renew the leases that are due. Return who has taken the logdir; "" if nobody has."""
 
 
 class SignalSource(Protocol):
@@ -179,7 +179,7 @@ class RemoteHost(TaskHost, Protocol):
         """Wait a moment, at most `limit_s`, for more heartbeats. False if anything else arrives."""
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Send the members the messages that are due."""
+        """Send the members the beats and messages that are due."""
 
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tell all members how the run has ended.
@@ -201,7 +201,7 @@ class FaultReach(msgspec.Struct, frozen=True):
 
     tell: Callable[[TaskId, Message], None]
     journal: Callable[[Entry, TaskId, int], None]
-    preempt: Callable[[float, TaskId], None]
+    preempt: Callable[[float, TaskId], None]  # give the task a preemption notice, with that many seconds until the kill
     attempt: Callable[[TaskId], int]  # the running attempt of a task on any machine; 0: none
     say: Callable[[str], None]
 

@@ -1,10 +1,10 @@
 """Tell a command (`--on-event CMD`) or people (`--notify URL`) what has happened.
 
-Used by event_loop.py, which never waits for a command. For each event, each option starts one
-process. The process gets the event as JSON on its standard input: the line of the journal, plus a
-sentence for people, target, host and logdir. It runs in a session of its own, and is killed when
-its time is over. Only RUNNING_MAX such processes run at a time. Later events wait, and if too many
-wait, the oldest are dropped.
+Used by event_loop.py, which never waits for a command. For each event that concerns people
+(`concerns`), each option starts one process. The process gets the event as JSON on its standard
+input: the line of the journal, plus a sentence for people, target, host and logdir. It runs in a
+session of its own, and is killed when its time is over. Only RUNNING_MAX such processes run at a
+time. Later events wait, and if too many wait, the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALWAYS = (
     | entries.CheckpointFailed
     | entries.PreemptNotice
 )
-_NO_CRASH = frozenset({"completed", "stopped"})
+_NO_CRASH = frozenset({"completed", "stopped"})  # the causes of an exit that is no failure
 
 
 def concerns(entry: entries.Entry) -> bool:
@@ -101,7 +101,7 @@ class Hook(msgspec.Struct, frozen=True):
 
     name: str  # for people: the option, and the command
     argv: tuple[str, ...]
-    urls: str = ""  # of --notify; they may hold passwords, so the command gets them on its standard input
+    urls: str = ""  # for --notify; they may hold passwords, so the command gets them on its standard input
 
 
 class _Command(msgspec.Struct):
@@ -131,7 +131,7 @@ class EventHook:
         self._log, self._environment, self._say, self._time_s = log, environment, say, time_s
         self._waiting: collections.deque[tuple[Hook, str, bytes]] = collections.deque(maxlen=WAITING_MAX)
         self._running: list[_Command] = []
-        self._said: set[str] = set()
+        self._said: set[str] = set()  # the kinds of failure that the user knows about
 
     @property
     def pids(self) -> set[int]:

@@ -1,8 +1,8 @@
 """Measure a run, for TensorBoard and for Prometheus.
 
 Used by run_records.py. TensorBoard gets its metrics through the summary service. Prometheus reads a
-file or a port. All metrics come from run.json and from the account that `procsv report` shows, so
-they agree with both.
+file or a port. Except for the program's memory, the metrics come from run.json and from the account
+that `procsv report` shows, so they agree with both.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 TENSORBOARD_S, PROMETHEUS_S = 60.0, 15.0  # how often each is written
+# After one of these entries, both are due at once.
 _WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries.Stopped | entries.GaveUp
 
 
@@ -35,7 +36,7 @@ class RunMeter:
     def __init__(self) -> None:
         self._account = AccountBuilder(keeps_remarks=False)
         self._tensorboard_s = self._prometheus_s = 0.0
-        self._second = -1
+        self._second = -1  # the step of the last point for TensorBoard: seconds of the run, made to rise
 
     def enter(self, line: Line) -> None:
         self._account.enter(line)

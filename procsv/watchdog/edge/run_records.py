@@ -54,8 +54,8 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     lost_steps: int  # steps to be redone
     resume_step: int  # the step that the next start resumes from; -1: unknown
-    lost: str  # lost_steps and resume_step as text for people
-    resumes: str
+    lost: str  # lost_steps as text for people
+    resumes: str  # resume_step as text for people
     exception: str
     message: str
     traceback: str
@@ -71,9 +71,10 @@ class RunRecords:
         self._paths = paths
         self._clock = clock
         self._say = say
+        # Why writing fails ("": it works), since when it fails, and whether we have reported that.
         self._failing, self._failing_s, self._is_said = "", 0.0, False
         self._works_s: float | None = None  # since when writing has worked again
-        self._is_ours = True
+        self._is_ours = True  # False once another run has taken the logdir: then we write nothing
         self._metrics, self._port = RunMeter(), port
         for line in read_journal(paths.journal):
             self._metrics.enter(line)
@@ -94,8 +95,8 @@ class RunRecords:
     def write_run(self, run: RunFile, durable: bool) -> None:
         """Write run.json and the metrics, unless another machine has taken the logdir.
 
-        If we wrote run.json then, the logdir would look like ours again once that machine releases
-        it.
+        If we wrote run.json after that, the logdir would look like ours again once that machine
+        releases it.
         """
         metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
         if metrics and self._port is not None:
@@ -169,7 +170,7 @@ class RunRecords:
             if self._is_ours:
                 write()
             if not self._failing or not self._paths.home.is_dir():
-                return  # a deleted journal can be written while it is open, so a success shows nothing
+                return  # without the directory, a success shows nothing: an open file can be written after its deletion
         except OSError as error:
             self._failed(error)
         else:

@@ -25,8 +25,8 @@ class Screen:
         self._unfinished = b""  # the program's unfinished line
         self._whole: list[bytes] = []  # complete lines to write
         self._status = ""
-        self._rows = 0  # the live rows now drawn
-        self._is_stale = False
+        self._rows = 0  # how many live rows the terminal shows
+        self._is_stale = False  # something has changed since `render_rows`
 
     def print_output(self, data: bytes) -> None:
         """Add output of the program, as OutputFilter has filtered it."""

@@ -62,7 +62,7 @@ class AdoptedLogdir:
     def keep(self, now_s: float) -> str:
         """Renew the lease if that is due. Return who has taken the logdir; "" if it is still ours.
 
-        If the program has deleted and recreated the logdir, restore our files in it.
+        If the program has deleted and recreated the logdir, restore our files and our lock in it.
         """
         if self._keeper is None or not self._keeper.is_due(now_s):
             return ""
@@ -89,7 +89,7 @@ class AdoptedLogdir:
 def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
     """Raise LogdirLocked if another run has adopted this logdir and one of its processes is alive.
 
-    `root`: the directory of a run that may have adopted it.
+    `root`: the own directory of the run that asks. An adoption by this run is no reason to refuse.
     """
     other = root_of(paths.logdir)
     if other is None or other == root:

@@ -37,7 +37,7 @@ from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.run_lock import TIDYING_S_MAX, OpenRequest, in_use
 
 LEFTOVER_MARGIN_S = 15.0  # in addition to the grace period: the services of a killed run end after its trainer
-ENDING_S_MAX = 10.0  # in addition to both: the orphans that we end need time to disappear
+ENDING_S_MAX = 10.0  # in addition to the grace period and the margin: orphans that we end need time to disappear
 KILL_S = 2.0  # from SIGTERM to SIGKILL
 
 
@@ -90,12 +90,12 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
 
 
 def _refuse_if_run(paths: RunPaths, us: Lease, before: RunFile | None) -> None:
-    """Raise LogdirLocked if, by its lease, the run that holds the logdir's lock is alive."""
+    """Raise LogdirLocked if the run that holds the logdir's lock is alive, as its lease shows."""
     lease = LeaseFile(paths).holder()
     if lease is None or lease.process == us.process:  # this process has left the lease in its previous run
         return
     if before is not None and before.run == lease.run and before.ended_at is not None:
-        return  # that run is over, and its watchdog only has to exit
+        return  # run.json says that this run is over, so its watchdog is only about to exit
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
 
@@ -143,7 +143,7 @@ class Orphans:
     def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
         self._paths, self._clock, self._say = paths, clock, say
         self._told: dict[int, float] = {}  # pid -> when it was asked to end
-        self.has_program = False
+        self.has_program = False  # whether one of the orphans is the main process of a program
 
     @property
     def is_ending(self) -> bool:

@@ -57,7 +57,7 @@ class OpenedRun(msgspec.Struct, kw_only=True):
     seen_until: float | None  # if the previous watchdog was killed: the Unix time of its last run.json
     step_s: float = 0.0  # how long a step took in the previous run; 0.0 if unknown
     began_step: int = NO_STEP  # where training began, if the previous run has not completed it
-    saved_step: int = NO_STEP  # the newest step that can be seen on disk
+    saved_step: int = NO_STEP  # the newest step on disk; if we cannot see the files, as the previous run recorded it
     adopted: Path | None = None  # the logdir that the previous run adopted from the program
     habit: SaveHabit = STEPS  # the program's, as the previous run saw it
     complete_step: int = NO_STEP  # the previous run's last step, if its program was complete
@@ -181,9 +181,9 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
 
 
 def _keep_name(paths: RunPaths) -> None:
-    """Write our run id again.
+    """Write the logdir's id again, if another launch has replaced it.
 
-    Another launch may have begun at the same time. If it found the file damaged, it has written
+    That launch may have begun at the same time as ours. If it found the id's file damaged, it wrote
     another id, and only then failed to get the lock.
     """
     try:

@@ -5,8 +5,8 @@ machine may still hold the lease, we watch it first. We take it once it has not 
 So the clocks of two machines are never compared. The lock is a file in the runtime directory, which
 must have room for small files. If this process is killed at any point, the lock is freed.
 
-This module also defines the request to open a run. Used by open_run.py and held_logdir.py, which
-first take the lock on the logdir. held_logdir.py renews the lease.
+This module also defines the request to open a run. Used by open_run.py and held_logdir.py. Both
+take the lock on the logdir before they take its lease. held_logdir.py renews the lease.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _go_on(before: RunFile) -> None:
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     paths: RunPaths
-    us: Lease
+    us: Lease  # the lease that this launch writes
     clock: Clock
     grace_s: float
     wait: Wait
@@ -169,7 +169,9 @@ def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
-    """Take the lock. If the last service of a killed run still removes files, wait for it."""
+    """Take the lock. Wait for a run that is over and still exits, and for the last service of a
+    killed run, which may still remove files.
+    """
     paths, us, clock = request.paths, request.us, request.clock
     lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
     for _ in range(TRIES_MAX):
