@@ -95,8 +95,8 @@ class EventFiles:
     def _cut_back(self) -> None:
         """Cut the files of earlier attempts back to the restored state.
 
-        This handles each directory in which this process has a file, once. It removes the files that
-        this task has created since the state was saved, other than this process' own.
+        This handles each directory in which this process has a file, once. It removes the files
+        that the state does not list, if its attempt or a later one has created them.
         """
         if self._state is None:
             return

@@ -307,11 +307,11 @@ def _has_model(path: str) -> bool:
 
 
 def find_lost_model(callbacks: Sequence[Any], saved: Sequence[tuple[str, Any]]) -> str:
-    """Return the path of a model that a fit had saved, and that is no longer there; "" if there is
-    none.
+    """Return where a ModelCheckpoint saves, if it had saved a model by the state `saved`, and there
+    is none at this path now; "" if no model is lost.
 
-    A program may empty its directory when it starts. After a fit that is not trained again, it
-    would not find the model.
+    A program may empty its directory when it starts. If the fit is then not trained again, the
+    program does not find the model.
     """
     for callback, state in _pair(callbacks, saved):
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and isinstance(state, dict):
@@ -345,7 +345,7 @@ class LoggedFiles:
             logger.append = False
 
     def begin_anew(self) -> None:
-        """Empty the files, as Keras does. Called if there is no state. A second call does nothing."""
+        """Empty the files, as Keras does, if there is no state. A second call does nothing."""
         for logger in self._emptied:
             Path(logger.filename).write_bytes(b"")
             logger.append_header = True

@@ -74,7 +74,7 @@ def is_library(module: str) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """Return whether `value` is the program's own: a class, a function, or an object of its class."""
+    """Return whether `value` is the program's own: class, function, or object of its class."""
     if isinstance(value, types.FunctionType):
         return not is_library(value.__globals__.get("__name__") or "")
     if isinstance(value, types.MethodType):

@@ -60,7 +60,8 @@ class FileWriter:
     def wait_made(self, count: int) -> None:
         """Wait until the first `count` files would outlive this process.
 
-        The snapshot worker calls this. The training thread does so only to write a checkpoint itself.
+        The snapshot worker calls this. The training thread calls it only to write a checkpoint
+        itself.
         """
         with self._news:
             self._news.wait_for(lambda: self._made >= count)

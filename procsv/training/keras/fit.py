@@ -393,7 +393,7 @@ class Fit:
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
 
     def abandon(self) -> None:
-        """Leave a fit that raised, and save nothing more. The fit resumes from its newest snapshot."""
+        """Leave a fit that raised, without saving. The fit resumes from its newest snapshot."""
         self._leave_model()
         self._controller.end_training()
         self._leave_run()

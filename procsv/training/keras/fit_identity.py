@@ -444,7 +444,7 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
     # A state of an older version has fewer settings.
     changes = {name for name in differences if name in recorded.settings}
     if recorded.is_over:
-        # The program asks for more epochs of this fit. At another place it would be another fit that starts alike.
+        # The program asks for more epochs of this fit. With another number it would be another fit that starts alike.
         longer = recorded.number == number and differences == ["epochs"]
         longer = longer and mine.settings["epochs"] > recorded.settings["epochs"]
         if longer and mine.is_certain:

@@ -134,8 +134,8 @@ class FitStart:
         self.found: FoundState | None = None  # still to be restored
         self.is_repeated = False  # this fit had ended, and the newest state is a later fit's
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")  # about the newest state, and why
-        # Where this fit had saved a model, if the fit had ended and the file is now missing; otherwise "". Without the
-        # file, the fit is trained again.
+        # Where this fit saves its model, if the fit had ended and saved one, but there is none at this path now. Then
+        # the fit is trained again. Otherwise "".
         self._lost = ""
 
     def decide_on(self, place: Plain) -> bool:

@@ -262,8 +262,8 @@ class RunSeeds:
     def _take_for_unseeded(self, state: Any) -> None:
         """Note that `random` is unseeded in `state`, and in the state after its next change.
 
-        The generator makes 624 numbers at a time. Until it makes the next ones, only the last item of
-        its state changes, which is left out here.
+        The generator makes 624 numbers at a time. Until it makes the next ones, only the last item
+        of its state changes, which is left out here.
         """
         later = random.Random()
         later.setstate(state)

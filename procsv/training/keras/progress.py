@@ -89,7 +89,7 @@ class FitKind(msgspec.Struct, frozen=True):
     weights: list[tuple[tuple[int | None, ...], str]] | None  # None: the model is not built yet
 
     def is_same(self, other: FitKind) -> bool:
-        """Return whether both may describe one fit. The weights of an unbuilt model may match any."""
+        """Return whether both may describe one fit. An unbuilt model may get any weights."""
         return msgspec.structs.replace(self, weights=None) == msgspec.structs.replace(other, weights=None) and (
             None in (self.weights, other.weights) or self.weights == other.weights
         )
@@ -252,7 +252,7 @@ class FitProgress:
         return self.base + self.steps
 
     def read_fit(self) -> FitPlace:
-        """Return number, epoch and batch of the fit, for the heartbeat. May be called on any thread."""
+        """Return number, epoch and batch for the heartbeat. May be called on any thread."""
         batches = self._epochs.batches_in_epoch or 0
         return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
 
@@ -302,9 +302,10 @@ class FitProgress:
         }
 
     def find_lost_model(self, place: Plain) -> str:
-        """Return where a ModelCheckpoint had saved a model before `place` was read, if the file is gone.
+        """Return where a ModelCheckpoint saves, if the fit at `place` had saved a model and there
+        is none at this path now.
 
-        Return "" if no file is gone.
+        Return "" if no model is lost.
         """
         return find_lost_model(self._callbacks, place["callbacks"])
 
@@ -381,8 +382,8 @@ class FitProgress:
     def trace_as_earlier_fit(self, trace: Callable[[], object]) -> None:
         """Trace the training function with the layers that an earlier fit of the model trained.
 
-        Without a crash, that fit would have traced the function. Keras would then ignore which layers
-        the program has frozen since, until the program compiles the model again.
+        Without a crash, that fit would have traced the function. Keras would then ignore which
+        layers the program has frozen since, until the program compiles the model again.
         """
         model, now = self._model, private.read_trainable(self._model)
         function, step = _untraced.pop(model, (lambda: None, []))
