@@ -174,7 +174,7 @@ class EagerController:
         except UserError as why:  # a program that restores nothing may train beside unusable checkpoints
             log.error("procsv: training goes on, and its saves may fail: %s", why)
             found = FRESH
-        # If this process has trained before, it trains on from the state that it has.
+        # If this manager has trained before, the program still has the state of that training.
         restores = self._has_trained or self._restores(found.source == FRESH.source)
         self.runtime.connection.tell_checkpoint(Restored())
         source = self._make_source()

@@ -297,7 +297,7 @@ class FitState(EagerState):
             replicas.assign(variable, values[number])
 
     def put_back_state(self, found: FoundState) -> None:
-        """Restore the variables. Log which attributes of callbacks have variables that do not fit."""
+        """Restore the variables. Log which attributes of callbacks have variables that differ."""
         left = self._track_as_saved(found.place)
         super().restore(found.where)
         if left:
