@@ -77,11 +77,11 @@ class Report(msgspec.Struct, frozen=True):
     ended: Ended
     cause: Cause
     sentence: str  # the cause, for people
-    step: int
+    step: int  # the last step read
     lost_steps: int
     resume_step: int  # NO_STEP: unknown
-    lost: str = ""  # lost_steps and resume_step as text for people
-    resumes: str = ""
+    lost: str = ""  # what the crash has cost, as text for people
+    resumes: str = ""  # from which state the next attempt resumes, as text for people
 
 
 class Say(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ Word = Literal["auto", "task", "gang"]
 
 
 class Gang:
-    """The chief, which comes first, and the workers of a run.
+    """The chief and the workers of a run.
 
     They are a gang only if `policy` is GANG; otherwise each task restarts by itself.
     """

@@ -66,8 +66,8 @@ class Ended(Event, frozen=True):
     task: TaskId
     incarnation: int
     exit: Exit
-    beat: Heartbeat | None = None
-    words: LastWords | None = None
+    beat: Heartbeat | None = None  # the last one
+    words: LastWords | None = None  # what the process wrote as it died
     memory_step: int = NO_STEP  # of the task's newest complete snapshot in memory; any attempt may have taken it
     stacks: str = ""  # faulthandler's output (for a service, from its log)
     oom: str = ""  # the kernel's evidence of an out-of-memory kill
@@ -142,7 +142,7 @@ class Ticked(Event, frozen=True):
 class FileState(msgspec.Struct, frozen=True):
     """A path that the run needs, as the last check found it."""
 
-    what: str  # as in run_files.py
+    what: str  # one of the words in run_files.py: LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK
     path: str
     identity: tuple[int, int] | None  # device and inode; None: the run's own file is not there
     owner: TaskId = WATCHDOG  # the process that recreates it
@@ -185,7 +185,8 @@ class StopAsked(Event, frozen=True):
 class SignalCame(Event, frozen=True):
     """The watchdog received a signal that does not always end the run.
 
-    If a program handles the signal, the core passes it on. Otherwise its default meaning applies.
+    If a program handles the signal, the core passes it on. Otherwise the signal has its default
+    meaning (procsv/base/signals.py).
     """
 
     number: int

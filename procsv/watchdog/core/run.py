@@ -56,7 +56,7 @@ class Core:
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
-        self._told: set[int] = set()  # signals that were reported as passed on or ignored
+        self._told: set[int] = set()  # signals that the user was told of: procsv passes them on, or ignores them
         self._servers_lost = 0  # how often a parameter server was lost, with the variables that it held
         # The result of `next_due_s`, kept until the next event, because the loop asks twice per turn.
         self._due_s: float | None = None
@@ -101,7 +101,7 @@ class Core:
 
     @property
     def state_label(self) -> str:
-        """The run's state as people read it."""
+        """The run's state, as a word for people."""
         if self.exit_code is not None:
             return "stopped" if self._closing.is_stopped else {exit_codes.DONE: "done"}.get(self.exit_code, "failed")
         if self.is_ending and self.chief.life.state is not TaskState.UNKILLABLE:
@@ -269,8 +269,10 @@ class Core:
         return wanted
 
     def _signal_came(self, number: int, now_s: float) -> list[Action]:
-        """Pass a signal on to the programs on this machine that handle it. Launches on other
-        machines do the same there.
+        """Pass a signal on to the programs on this machine that handle it.
+
+        Launches on other machines do the same there. If no program here handles the signal, it has
+        its default meaning: it stops the run, or the user is told that it is ignored.
         """
         own = [task for name, task in self.tasks.items() if task.pid and name not in self.settings.hosts]
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]

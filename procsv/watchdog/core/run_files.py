@@ -75,7 +75,8 @@ class RunFilesWatch(msgspec.Struct):
     def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
         """Forget the files in `states` that `owner` made.
 
-        The process has ended, and the next process of the service makes new files.
+        `owner` is a service whose process does not serve any more, or was replaced. The next
+        process makes new files.
         """
         for state in states:
             if state.owner == owner:

@@ -110,7 +110,8 @@ class ServiceEvents:
     def tell_death(self) -> list[Action]:
         """Report the chief's death to the service that saves the chief's state.
 
-        If that service dies before it answers, report the death again to its next process.
+        If that service dies before it answers, report the death again to its next process. If the
+        run has no such service, drop the question of whether the chief's last state is on disk.
         """
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:

@@ -211,7 +211,7 @@ class Saves(msgspec.Struct):
         return self._error or self._trouble
 
     def is_news(self, news: Durable) -> bool:
-        """Whether this checkpoint has not been reported to us before.
+        """Remember a checkpoint. Return whether it has not been reported to us before.
 
         The service reports each checkpoint to every connected process, and once more when it
         answers a request.

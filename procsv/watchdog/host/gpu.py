@@ -14,22 +14,25 @@ LEAVE_S_MAX = 10.0  # the driver needs a moment to release a killed process, and
 
 
 class Gpus:
-    """Knows which processes use the machine's GPUs."""
+    """Waits until the newest dead trainer uses no GPU of this machine any more."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._devices: list[Any] = []
-        self._is_known = False
+        self._is_known = False  # the GPUs were looked for
         self._pid, self._until_s = 0, 0.0
 
     def expect_to_leave(self, pid: int, now_s: float) -> None:
-        """Begin to wait for the driver to free the memory of `pid`, which is dead."""
+        """Begin to wait for the driver to free the memory of `pid`, which is dead.
+
+        This ends the wait for an earlier process.
+        """
         if not self._is_known:
             self._find()
         self._pid, self._until_s = pid, now_s + LEAVE_S_MAX
 
     def are_left(self, now_s: float) -> bool:
-        """Whether that process uses no GPU any more, or LEAVE_S_MAX has passed."""
+        """Whether the wait is over: the process uses no GPU any more, or LEAVE_S_MAX has passed."""
         return now_s >= self._until_s or not self._are_used_by(self._pid)
 
     def _find(self) -> None:

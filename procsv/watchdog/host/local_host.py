@@ -55,7 +55,7 @@ class Attempt(NamedTuple):
 class HeldStart(NamedTuple):
     task: TaskId
     incarnation: int
-    due_s: float
+    due_s: float  # monotonic: when the start became due
 
 
 class LocalHost(TaskHost):
@@ -80,15 +80,17 @@ class LocalHost(TaskHost):
         self._running: dict[TaskId, Attempt] = {}  # only tasks, not services
         self._held: list[HeldStart] = []  # starts that wait for the standby
         self._clearing: dict[TaskId, int] = {}  # the attempts whose trees are being removed
-        self._promoting_must_end = False  # the attempt that a standby must become was asked to end
+        self._promoting_must_end = False  # the attempt that the standby is becoming was asked to end, or killed
         self._starts_are_over = False
         self._news: list[Event] = []
-        self._told = self._preparing()
+        self._told = self._preparing()  # the last Preparing that `answers` returned
 
     # -- orders --------------------------------------------------------------------------------------------
     def prepare_first(self) -> None:
-        """Prepare the first start: an earlier launch recorded the program's imports, so a standby
-        can import them once for all tasks.
+        """Prepare a standby for the first start.
+
+        An earlier launch recorded the program's imports, so the standby can import them once for
+        all tasks.
         """
         self.standby.make_before_first_trainer()
 
@@ -135,7 +137,7 @@ class LocalHost(TaskHost):
         self._look_at_trees()
 
     def end_starts(self) -> None:
-        """The run ends, so no standby is needed any more."""
+        """End the standby and make no other, because the run ends."""
         self._starts_are_over = True
         now_s = self._clock.monotonic()
         self.standby.unwanted(now_s, "the run ends")
@@ -143,7 +145,7 @@ class LocalHost(TaskHost):
         self._perform()
 
     def imports_known(self, task: TaskId, incarnation: int) -> None:
-        """That attempt has recorded its imports so far."""
+        """Note that the attempt has recorded its imports so far, so a standby can import them."""
         running = self._running.get(task)
         if running is not None and running.incarnation == incarnation and not self._starts_are_over:
             self.standby.loaded(self._clock.monotonic())
@@ -176,7 +178,7 @@ class LocalHost(TaskHost):
         for dead in self._processes.ended():
             self._ended(dead)
             yield from self.answers()
-            self._post_mortem.clear(dead)  # if we are killed before this, the next launch does it
+            self._post_mortem.clear(dead)  # if we are killed before this, the next launch clears
         self._look_at_trees()
         yield from self.answers()
 

@@ -31,11 +31,11 @@ class ObservedProgram:
         self._channel = FdChannel.inherited(os.dup(STDIN), OBSERVER_DECODER)
         self._news = select.epoll()
         self._news.register(self._channel.fd, select.EPOLLIN)
-        self._is_gone = os.getppid() != pid  # if so, another process may have the pid by now
+        self._is_gone = os.getppid() != pid  # our parent is dead, and another process may have its pid by now
         if not self._is_gone and self._process.pidfd >= 0:
             self._news.register(self._process.pidfd, select.EPOLLIN)
-        self._start: Start | None = None
-        self._code: int | None = None
+        self._start: Start | None = None  # the program sends it when its first session begins
+        self._code: int | None = None  # the exit code that the program reported when its session ended
 
     @property
     def pidfd(self) -> int:

@@ -20,7 +20,9 @@ from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class TaskHost(Protocol):
-    """The processes of one machine. The event loop gives orders about tasks only to a TaskHost.
+    """The processes of one machine, or of all members (RemoteTasks).
+
+    The event loop gives orders about tasks only to a TaskHost.
 
     Orders to an attempt that is gone do nothing.
     """
@@ -53,7 +55,7 @@ class TaskHost(Protocol):
         """Return the heartbeats of the running processes."""
 
     def stopped(self) -> frozenset[TaskId]:
-        """Return the tasks that are frozen by a signal (SIGSTOP)."""
+        """Return the tasks that are frozen, by a signal (SIGSTOP) or by a debugger."""
 
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         """Return uptime in seconds, resident bytes, and percent of a core."""
@@ -151,7 +153,7 @@ class PostMortemPort(Protocol):
         """Remove what `examine` has read."""
 
     def snapshot_step(self, task: TaskId) -> int:
-        """Return the step of the newest snapshot of `task` in shared memory."""
+        """Return the step of the newest whole snapshot of `task` in memory; NO_STEP if none."""
 
     def snapshot_bytes(self, task: TaskId) -> int:
         """Return the bytes on disk for a checkpoint of the largest snapshot of `task` in memory."""

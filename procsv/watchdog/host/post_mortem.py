@@ -41,7 +41,7 @@ class PostMortem:
     def note_kills(self, now_s: float) -> None:
         """Read the kernel's counters if that is due.
 
-        Without this, an old kill would pass for the cause of a later death.
+        Without this, a later death would be blamed on an old kill.
         """
         self._kills.look(now_s)
 
@@ -142,8 +142,8 @@ class KillCounters(msgspec.Struct):
     """
 
     counters: list[Path]
-    _before: dict[Path, int] = msgspec.field(default_factory=dict)  # what a death is compared with
-    _latest: dict[Path, int] = msgspec.field(default_factory=dict)
+    _before: dict[Path, int] = msgspec.field(default_factory=dict)  # the readings with which the next death is compared
+    _latest: dict[Path, int] = msgspec.field(default_factory=dict)  # the newest readings
     _look_s: float = 0.0  # when to read them next
 
     @staticmethod
@@ -165,7 +165,10 @@ class KillCounters(msgspec.Struct):
             self._before, self._latest, self._look_s = self._latest, self._read(), now_s + LOOK_S
 
     def news(self) -> str:
-        """Return the recent kills since the last call, for people; "" if there are none."""
+        """Describe the growth of a counter since the last call, for people; "" if none has grown.
+
+        Growth that has expired does not count.
+        """
         before, now = self._before, self._read()
         self._before = self._latest = now
         for counter, kills in now.items():
@@ -192,7 +195,10 @@ def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
 
 
 def read_kills(counter: Path) -> int | None:
-    """Return how many processes the kernel has killed there for lack of memory. None if unknown."""
+    """Return how many processes of the counter's cgroup the kernel has killed for lack of memory.
+
+    None if that is unknown.
+    """
     try:
         text = counter.read_text()
     except OSError:

@@ -40,9 +40,12 @@ from procsv.watchdog.host.warm_services import WarmServices
 declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
-OBSERVER_S_MAX = 10.0  # how long an observer of a program's child may take to save after the program's death
+# A child of the program may have used procsv by itself, and so have an observer. This is how long the observer may take
+# to save after the program's death.
+OBSERVER_S_MAX = 10.0
 FINISHING_MAX = 1000  # how many finishing processes are remembered; the oldest go first
-HELPERS = "resource_tracker", "forkserver", OBSERVER  # in the commands of helpers: multiprocessing's and ours
+# A process with one of these words in its command is a helper of multiprocessing, or our observer.
+HELPERS = "resource_tracker", "forkserver", OBSERVER
 SHOWN_CHARS = 80  # of a command line
 
 Argv = Callable[[Start], list[str]]
@@ -57,7 +60,7 @@ class RunningChild(msgspec.Struct):
     incarnation: int
     child: Child | ObservedProgram
     started_s: float
-    usage: psutil.Process | None
+    usage: psutil.Process | None  # measures what it uses; None if it was already gone
     line: FdChannel[StandbyWord] | None = None  # the channel to a standby
 
 
@@ -69,7 +72,7 @@ class Processes(msgspec.Struct):
     argv: Argv
     environment: Mapping[str, str]
     waiter: Waiter
-    heirs: DirectoryLock  # on the logdir; every process that writes there also holds it
+    heirs: DirectoryLock  # the lock on the logdir; every process that writes there has inherited it from us
     observed: ObservedProgram | None = None  # the trainer, if procsv did not start it
     warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # returns the pids of our children that do not belong to the run
@@ -77,13 +80,14 @@ class Processes(msgspec.Struct):
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
-    _home: Path = Path()
+    _home: Path = Path()  # the working directory of this launch
     # For each task, a descriptor of the writer's lock that its newest tree holds. We only check the lock through it:
     # the descriptor itself does not hold the lock.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
-    _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
-    _lifeline: tuple[int, int] = (-1, -1)
-    _innocent: frozenset[tuple[int, float]] = frozenset()
+    # When each stray that may finish (`_is_finishing`) was first seen, by pid and start time.
+    _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)
+    _lifeline: tuple[int, int] = (-1, -1)  # the read end, which the children inherit, and the write end
+    _innocent: frozenset[tuple[int, float]] = frozenset()  # children that we had before the run
 
     def __post_init__(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if we inherited it as ignored, every exit would read as 0
@@ -99,8 +103,10 @@ class Processes(msgspec.Struct):
 
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Start the process, and return its pid. OSError if the system refuses, or if an old
-        trainer's tree still holds its lock.
+        """Start the process, and return its pid.
+
+        OSError if the system refuses, or if an older tree of the task still holds the writer's
+        lock. `standby`: warm or hot, if the process is a standby; otherwise "".
         """
         if task == TRAINER and self.observed is not None:
             self.observed.opened(incarnation, self.heirs.fd)
@@ -112,7 +118,7 @@ class Processes(msgspec.Struct):
         start = self._start(task, incarnation)
         fds: list[int] = [self._lifeline[0]]
         lock: FileLock | None = None
-        if task != STANDBY:  # a standby writes nothing before it gets the lock
+        if task != STANDBY:  # a standby gets this lock when it becomes a task, and writes nothing before
             fds.append(self.heirs.fd)
         line, end = FdChannel.pair(STANDBY_DECODER) if task == STANDBY else (None, None)
         if end is not None:
@@ -218,8 +224,9 @@ class Processes(msgspec.Struct):
         if running is None:
             return
         if running.line is not None and task != STANDBY:
-            # A standby that is becoming a task may have forked it already. A fork that is not reported yet becomes a
-            # stray once the standby is dead.
+            # This is a standby that was told to become the task. It may already have forked the task and sent a report
+            # that we have not read. So kill only the standby, not the fork. If there is a report, the fork is the task.
+            # If there is none, the fork becomes a stray once the standby is dead, and `clear_tree` kills it.
             running.child.signal(signal.SIGKILL)
         else:
             running.child.signal_tree(signal.SIGKILL)
@@ -244,8 +251,10 @@ class Processes(msgspec.Struct):
             running.line = None
 
     def clear_tree(self, task: TaskId) -> bool:
-        """Kill what a dead task has left. True if nothing is left, not even on a GPU, and its
-        writer's lock is free.
+        """Kill what a dead task has left.
+
+        Return True if no process of the task is left, its writer's lock is free, and the GPU no
+        longer counts its memory as used.
         """
         strays = self._strays(task)
         for stray in strays:
@@ -331,8 +340,8 @@ class Processes(msgspec.Struct):
     def reap_strays(self) -> None:
         """Reap dead children that we did not start.
 
-        The code that started a child reaps it. If one of these children is dead, stop, and reap the
-        rest later.
+        A child that we did start is reaped by the code that started it. If waitid returns such a
+        child, stop: waitid would return it again. Reap the rest at a later call.
         """
         if self._awaits_fork():
             return
@@ -344,11 +353,11 @@ class Processes(msgspec.Struct):
                 os.waitpid(dead.si_pid, os.WNOHANG)
 
     def is_stopped(self, task: TaskId) -> bool:
-        """Whether its process is frozen, by a signal (SIGSTOP, SIGTSTP) or by a debugger."""
+        """Whether the task's process is frozen, by a signal (SIGSTOP, SIGTSTP) or by a debugger."""
         return self._state(task) in ("T", "t")
 
     def is_traced(self, task: TaskId) -> bool:
-        """Whether a debugger holds its process, because somebody is looking at it."""
+        """Whether a debugger holds the task's process, because somebody is looking at it."""
         return self._state(task) == "t"
 
     def _state(self, task: TaskId) -> str:
@@ -358,8 +367,10 @@ class Processes(msgspec.Struct):
         return ""
 
     def doing(self, task: TaskId) -> str:
-        """Say what its threads are doing: STOPPED by a signal, AT_DISK if one waits for a disk, or
-        "".
+        """Return what the threads of the task's process are doing.
+
+        STOPPED if a signal or a debugger has stopped one of them; otherwise AT_DISK if one of them
+        waits for a disk; otherwise "".
         """
         running = self.running.get(task)
         with contextlib.suppress(psutil.Error, OSError):

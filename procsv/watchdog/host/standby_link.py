@@ -73,9 +73,9 @@ class StandbyLink:
         """Tell standby `number` to become the task, and list it as the task until a fork takes its
         place.
 
-        OSError if the standby is dead, or if an old trainer's tree still holds the lock. Nothing
-        has changed then. If we are killed in here, the standby dies with us, or finds the lifeline
-        broken as soon as it is the trainer.
+        OSError, and nothing has changed, if the standby is dead or if an older tree of the task
+        still holds the writer lock. If we are killed in here, the standby dies with us, or finds
+        the lifeline broken as soon as it is the trainer.
         """
         processes, paths = self._processes, self._processes.start.paths
         running = processes.find(STANDBY, number)

@@ -1,9 +1,9 @@
 """Start services before their run begins.
 
 The services import what they need, and wait to learn which run they serve. Used by the watchdog of
-a program that procsv did not start, so that opening a session need not wait until their
-interpreters have started. This module imports nothing slow, because it runs before everything else.
-A service that is not needed sees the end of its input, and ends.
+a program that procsv did not start, so that the program's session need not wait until the
+interpreters of the services have started. This module imports nothing slow, because it runs before
+everything else. A service that is not needed sees the end of its input, and ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Close a run after its last task has ended: finish or end the services, and set the exit code.
 
-Used by run.py. Pure.
+Used by run.py and service_events.py. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Closing:
         self.is_stopped = False  # it ended before the training was complete
 
     def advance_closing(self, now_s: float) -> list[Action]:
-        """Return what is to be done now that no task runs: end the services, then quit.
+        """End the services, then quit.
 
         Called after every event while no task runs, until the run has ended.
         """

@@ -6,8 +6,10 @@ Used by run.py. Pure. Once no task runs any more, closing.py ends the services a
       -> the trainer ends           (it has its share of the grace period, then it is killed)
       -> TrainerExited is sent to the checkpoint service
       -> FlushDone is the answer    (the trainer's last state is on disk, or cannot be saved)
-      -> Finish is sent to both services, which exit
+      -> Finish is sent to the checkpoint service, which exits
       -> Quit
+
+The summary service gets its Finish as soon as no task runs.
 """
 
 from __future__ import annotations
@@ -99,19 +101,21 @@ BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED,
 
 
 class Ending:
-    """Decide when and how the run ends. While the run goes on, the public attributes are empty."""
+    """Decide when and how the run ends. Until then, the public attributes are empty."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster, self._grace_s = roster, roster.settings.launch.grace_s
-        self.stop_source = ""  # who asked for the end; set before anything else is done
+        self.stop_source = ""  # who or what asked for the end; "" if nobody has
         self.failure = ""  # why the run cannot continue, if that is not a task's fault
         self.is_taken = False  # another machine has taken the logdir
         self.lost_host = ""  # the machine whose loss ends the run
         self.restarts_elsewhere = False  # the run ends only to restart at once on the remaining machines
         self.services_s: float | None = None  # the services' deadline, once no task runs any more
         self._stop_s = 0.0  # when the stop was asked
-        self._starts_are_over = False  # EndStarts was sent
-        self._others_are_stopped = False  # the chief has ended, or a task was given up, so the other tasks are ended
+        self._starts_are_over = False  # EndStarts was returned
+        # The other tasks are being ended, because the chief has ended, a task that the run needs was given up, or the gang
+        # is not restarted.
+        self._others_are_stopped = False
         self._order = EndOrder(roster.chief.task)
 
     @property
@@ -155,10 +159,11 @@ class Ending:
     def service_lost(
         self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]
     ) -> list[Action]:
-        """End the run after the loss of a critical service; otherwise only report the loss.
+        """End the run after the loss of a critical service.
 
-        The tasks are asked to stop. If the lost service keeps the state, tasks that have not
-        received their state yet will never get it, so they are killed at once.
+        Ask the tasks to stop. If the lost service keeps the state, tasks that have not received
+        their state yet will never get it, so kill these at once. If the service is not critical, or
+        procsv only observes the program, only report the loss.
         """
         said = "\n".join(f"  {line}" for line in last_lines)
         if self._roster.settings.observes or not service.spec.is_critical:
@@ -177,8 +182,8 @@ class Ending:
     def host_lost(self, lost: TaskLost, now_s: float) -> list[Action]:
         """End the run after the loss of a machine: the other tasks save and stop.
 
-        If a spare machine can take over, the run restarts at once. Otherwise a user or a scheduler
-        must launch it again.
+        If a spare machine can take over, the run restarts at once. Then tasks that have nothing to
+        save are killed. Without a spare, a user or a scheduler must launch the run again.
         """
         if self.has_begun:
             return []
@@ -219,7 +224,9 @@ class Ending:
     def advance_end(self, now_s: float) -> list[Action]:
         """Return what the state of all tasks requires.
 
-        End the other tasks once the run is over. Restart a gang once its old processes are gone.
+        Restart a gang once its old processes are gone. Once the run is over, end the other tasks in
+        their order, and prepare no more starts. Shorten the time of tasks that wait for a parameter
+        server that has ended.
         """
         roster, gang = self._roster, self._roster.gang
         if gang.failure and not self.has_begun:
@@ -260,7 +267,7 @@ class Ending:
         self._order.begin_end(request, now_s)
 
     def _end_tasks(self, now_s: float) -> list[Action]:
-        """Ask the tasks to end whose turn it is, until no further task is due.
+        """Ask each task to end when it is the task's turn (EndOrder). Repeat until no task is due.
 
         A task without a process ends immediately, so the next task may be due at once.
         """

@@ -52,11 +52,12 @@ class HangEscalation(Generic[L]):
     launch: LaunchSettings
     hang: Hang | None = None
     was_stopped: bool = False  # by SIGSTOP, when the hang was found
-    _found_s: float = 0.0
+    _found_s: float = 0.0  # when the hang was reported
+    # When the next steps are due: the dump of all stacks, SIGABRT, SIGKILL. None: not planned, or taken.
     _dump_s: float | None = None
     _abort_s: float | None = None
     _kill_s: float | None = None
-    _watches: bool = False
+    _watches: bool = False  # between `start_watch` and `end_watch`
     _was_dumped: bool = False  # a dump of all its stacks was requested
 
     def start_watch(self, now_s: float) -> None:

@@ -3,8 +3,8 @@
 Used by edge/resources/service_manager.py. Pure: facts about the run and the time go in, the lines
 of a datagram come out.
 
-    READY=1      once, at the first step; without one, when the program is known to have no session,
-                 or has completed the run
+    READY=1      once, at the first step; without one, when it is known that procsv does not protect
+                 the program, or when the run is complete
     STATUS=…     when the state changes, and every few seconds while the step rises
     WATCHDOG=1   about three times within the manager's limit, while the event loop runs
     STOPPING=1   once, at the end

@@ -47,17 +47,17 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct):
-    """Remember what the line shows about the past: the rate, and since when a state lasts."""
+    """Remember what the line shows about the past: the rate, and since when the state lasts."""
 
     _state: str = ""
     _state_s: float = 0.0
-    _attempt: int = 0
+    _attempt: int = 0  # 0: no facts were read yet
     _durable_step: int = NO_STEP
-    _durable_s: float | None = None
+    _durable_s: float | None = None  # when that step was first seen on disk; None: an earlier launch saved it
     _looks: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=LOOKS_MAX))
 
     def read_facts(self, run: RunFile, now_s: float) -> LineFacts:
-        """Return the current facts."""
+        """Return the current facts, without the loss, which console.py adds."""
         state = f"importing {run.importing}" if run.importing else run.state
         if state != self._state:
             self._state, self._state_s = state, now_s

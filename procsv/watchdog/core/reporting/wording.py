@@ -29,7 +29,7 @@ def sentence(
 ) -> str:
     """Return the predicate of a sentence that says how a trainer ended.
 
-    `step`: the last step read.
+    `step`: the last step read. `serves`: the trainer served variables to other tasks.
     """
     told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
     if serves:
@@ -94,7 +94,7 @@ def greet(
 
 
 def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
-    """Describe the saved state of a program that procsv has not seen restore it."""
+    """Describe the saved state, if procsv has not seen that the program restores it."""
     where = "in memory" if memory_step > durable_step else "on disk"
     saved = f"{habit.unit} {max(memory_step, durable_step)} is {where}"
     return (

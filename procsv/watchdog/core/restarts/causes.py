@@ -25,10 +25,10 @@ CRASH_SIGNALS = frozenset(
 
 
 class CauseKind(Enum):
-    DONE = auto()
-    CHECKPOINTED = auto()
-    PERMANENT = auto()
-    FAILURE = auto()
+    DONE = auto()  # exit 0
+    CHECKPOINTED = auto()  # exit 75: the program has saved, and asks for a restart
+    PERMANENT = auto()  # an exit code that marks an error which a restart cannot fix
+    FAILURE = auto()  # anything else
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -114,8 +114,9 @@ def blame_peer(cause: Cause, why: str) -> Cause:
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
     """Return what ended a trainer, and where. The same failure always gets the same words.
 
-    Return "" for a kill from outside: by a preemption, a chaos test or a user. `hang`: the name of
-    its hang; "" if it did not hang.
+    Return "" if the trainer did not fail: procsv stopped it, another task was lost, or it was
+    killed from outside, for example by a user or a chaos test. `hang`: the name of its hang; "" if
+    it did not hang.
     """
     if cause.word in ("stopped", "killed", "lost-peer"):
         return ""

@@ -93,7 +93,8 @@ class Attempts(msgspec.Struct):
         A planned end or a kill from outside says nothing about the program. So an attempt with such
         an end is not counted as a repeated failure. It ends a repetition only if it kept enough
         training. It counts for the goodput of the last attempts only if its own goodput was
-        high enough; otherwise it was cut short.
+        high enough; otherwise it was cut short. A kill by the kernel counts for the goodput, but
+        not as a repeated failure.
         """
         if attempt.kept_s >= self.launch.min_kept_s:
             self._row.clear()

@@ -36,7 +36,7 @@ PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxE
 # The restart after a harmless end has no delay. But if nothing is saved between this many harmless ends, the program
 # seems to be in a loop, so the next restarts are delayed.
 HARMLESS_AT_ONCE = 5
-PLANNED_AT_ONCE = 1  # the limit for a planned restart, which counts the same ends
+PLANNED_AT_ONCE = 1  # the same limit for planned restarts; History._harmless_ends counts both kinds of end together
 NOT_OURS = "the program was not started by `procsv launch`, so procsv cannot start it again; start it yourself"
 
 SERVICE_KILLS = 4  # the limit on deaths by SIGKILL is this many times the limit on other deaths
@@ -84,7 +84,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
     why: str
     is_final: bool
-    why_regardless: str = ""  # why to give up even if that save counts as progress; "": restart in that case
+    why_regardless: str = ""  # why to give up even if that save is progress; "": if it is progress, restart
 
 
 Verdict = Restart | GiveUp
@@ -132,7 +132,7 @@ class History(msgspec.Struct):
         """Note that an attempt has ended that served variables for `seconds`.
 
         A task that served for at least `min_kept_s` has made progress, which resets the count of
-        failures. Return how many of these seconds count as training that is kept: all of them.
+        failures. Return the seconds that count as kept training. For a server, these are all.
         """
         if seconds >= self.launch.min_kept_s:
             self.no_progress_count = self._harmless_ends = 0
@@ -326,9 +326,9 @@ class ServiceHistory(msgspec.Struct):
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:
-        """Count a death. Return the seconds until the next start; None if there is none.
+        """Count a death. Return the seconds until the next start.
 
-        There is none after too many deaths of this kind.
+        Return None if there have been too many deaths of this kind: the service is not restarted.
         """
         if death is ServiceDeath.IDLE:
             return 0.0

@@ -2,10 +2,10 @@
 
 That depends on the task's duty, on how it ended, and on the policy: whether each task restarts
 alone, or all as a gang. Used by run.py and cluster.py. Pure. Each combination of duty, policy and
-end has its row. The tasks of a run may become a gang after a worker was given up, so every call
-works out again whether the run can continue without its given-up workers. This table does not limit
-restarts: restart_policy.py counts failures, and next_start.py decides whether a task starts again,
-and when.
+end has its row. The tasks of a run may become a gang after a worker was given up. So cluster.py
+looks up again, each time it needs to know, whether the run can continue without its given-up
+workers. This table does not limit restarts: restart_policy.py counts failures, and next_start.py
+decides whether a task starts again, and when.
 """
 
 from __future__ import annotations

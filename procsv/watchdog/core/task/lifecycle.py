@@ -29,9 +29,11 @@ class TaskState(Enum):
     STALLED = auto()  # an observed program hangs: reported and left alone
     RECYCLING = auto()  # asked to save and end for a restart that does not count as a failure
     STOPPING = auto()  # asked to stop at the next boundary
-    BACKOFF = auto()  # dead; the next start waits until its process tree is gone and the delay is over
+    # No attempt runs. The next start waits until the old process tree is gone and the delay is over. A first start that
+    # waits for the standby waits here, too.
+    BACKOFF = auto()
     UNKILLABLE = auto()  # killed, but still there, so nothing else may write to the logdir
-    DONE = auto()  # (terminal) finished by itself
+    DONE = auto()  # (terminal, unless its gang restarts) finished by itself
     STOPPED = auto()  # (terminal) ended because the run ends
     FAILED = auto()  # (terminal) will not be restarted
 

@@ -46,14 +46,14 @@ class NextStart:
         self.goes_on_with: Callable[[], int | None] = lambda: None
         self.was_end = False  # giving up this task ended the run, and that has been reported
         self.gang_size = 0  # tasks in its gang, this one included; 0: it is in none
-        self.awaits_room = False  # a full disk ended the attempt
+        self.awaits_room = False  # a full disk ended the attempt, and the next start waits for room
         # Monotonic: no start before this time even if there seems to be room. The disk that we check may not be the full one.
         self._room_due_s = 0.0
         self.awaits_gang = False  # the start waits until the whole gang is gone
         self.lost_peer = ""  # why the attempt was ended, if another member of its gang had ended
         self._kept = progress  # the progress of the task whose state is resumed; in a gang, this is the chief
         self._past: Past | None = None
-        # A decision to give up that still waits: the state that is being saved may count as progress.
+        # A decision to give up that is not final: the state that is being saved may count as progress.
         self._verdict: GiveUp | None = None
         self._untold = ""  # how the last attempt ended, until that is printed
 
@@ -79,7 +79,7 @@ class NextStart:
 
     # -- what follows --------------------------------------------------------------------------------------
     def decide(self, past: Past, now_s: float) -> tuple[int, Reaction]:
-        """After a death, decide when the next attempt starts, or to give up.
+        """After a death, decide when the next attempt starts, or that none does.
 
         If the decision depends on a save that is under way, `weigh` decides later. Also return the
         step of the state that the attempt resumed from, if that state is now suspect because such
@@ -93,7 +93,7 @@ class NextStart:
         return self._count(past.death, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> Reaction:
-        """Start or give up after a check of the full disk; or go on waiting."""
+        """After a check of the full disk, schedule the next start, give up, or continue to wait."""
         if has_room:
             self.awaits_room = False
             return self._start_again(max(0.0, self._room_due_s - now_s), now_s)

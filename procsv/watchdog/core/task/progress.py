@@ -25,7 +25,9 @@ class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
         """`keeps_state`: this is the chief, whose state is saved."""
         self.keeps_state = keeps_state
-        self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers hold the trained variables
+        self.outlives_attempts = any(
+            task.role == PS for task in settings.tasks
+        )  # parameter servers hold the trained variables, so the end of an attempt loses no steps
         self.step = NO_STEP  # the newest step seen, from any attempt
         self.own_step = NO_STEP  # the newest step seen from the running attempt, or from the last one
         self.offered_step = NO_STEP  # of the newest state when the attempt started, which it could restore
@@ -38,13 +40,13 @@ class TaskProgress:
         self._beat_step = NO_STEP  # from the attempt's last heartbeat
         self._has_begun_anew = False  # the program has reset its steps since the last save to disk
         self._stepped_s = 0.0  # when the attempt's last step was seen to end
-        self._has_saved = False  # a save was requested in this launch, so a checkpoint of step 0 may be trained state
+        self._has_saved = False  # a save by request is on disk in this launch, so even step 0 may be trained state
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.loss: Loss | None = None  # the fit's, reported by the running attempt
         self.importing = ""  # the package that the running attempt is importing
         self.phase: Phase | None = None
-        self.is_kept_elsewhere = False  # another run's chief or servers keep its state, or it is a server
+        self.is_kept_elsewhere = False  # its chief or the parameter servers keep its state, or it is itself a server
         self.handles = 0  # the signals that the attempt's program handles: bit N is signal N
         self.serving_s: float | None = None  # since when it serves variables to other tasks
         self.has_served = False  # it has served in this launch
@@ -103,7 +105,7 @@ class TaskProgress:
         self.snapshots.start_attempt()
 
     def read_beat(self, beat: Heartbeat) -> bool:
-        """Read a heartbeat. Return True if it is the first one with which the task serves."""
+        """Read a heartbeat. Return True if it is the first that shows the attempt serving."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
@@ -131,7 +133,7 @@ class TaskProgress:
             self.step = self.own_step = step
 
     def recovered(self, first: FirstStepDone) -> None:
-        """Note what is known once the first step of an attempt has ended."""
+        """Note what the trainer reports once its first step has ended."""
         self.habit, self._stepped_s = first.habit, max(self._stepped_s, first.ended_s)
         self.step = self.own_step = max(self.own_step, first.step)
         self.is_kept_elsewhere = first.source in ("chief", "alive")

@@ -40,7 +40,7 @@ class LastSave:
         self._avoid_step = NO_STEP  # for the next question: members of the gang crashed repeatedly from this state
 
     def has_ended(self, incarnation: int, *, is_clean: bool) -> None:
-        """Ask about an attempt that has ended.
+        """Ask whether the last state of an attempt that has ended is on disk.
 
         `is_clean`: it completed, saved by itself, or was asked to end.
         """
@@ -147,7 +147,7 @@ class TrainerFacts:
     # -- what is seen --------------------------------------------------------------------------------------
     @property
     def state_label(self) -> str:
-        """Its state as people read it."""
+        """The state of the task, as a word for people."""
         if self.is_serving:
             return "serving"
         awaits_first = self.life.state is TaskState.BACKOFF and self.record.last_death is None and self.standby_is_alive
