@@ -62,7 +62,7 @@ class Asked:
     """
 
     def __init__(self, client: TcpClient, term: Term, host: str, question: Join) -> None:
-        self.client, self.term, self._host, self._is_answered = client, term, host, False
+        self.client, self.term, self._host, self._is_accepted = client, term, host, False
         self.why_waiting = ""  # the coordinator's reason
         client.send_reliable(question)
 
@@ -84,7 +84,7 @@ class Asked:
                     raise BegunAnew(why)
                 case Welcome() as welcome:
                     self.client.acknowledge(received)
-                    self._is_answered = True
+                    self._is_accepted = True
                     return Joined(self.client, self.term, self._host, welcome)
                 case MustWait(why):
                     self.why_waiting = why
@@ -95,7 +95,7 @@ class Asked:
 
         If we were accepted, leave the client open: it belongs to the Joined that was returned.
         """
-        if not self._is_answered:
+        if not self._is_accepted:
             self.client.close(linger_ms)
 
 

@@ -71,7 +71,7 @@ class MemberLoop:
     ) -> None:
         """`copy_keeper`: keeps a copy of the chief's memory; None for a member without a copy."""
         # Journal notes about the memory copy. They wait until our task runs, because we send them in the task's name.
-        self._copy_keeper, self._unsaid = copy_keeper, list[watchdog_messages.Note]()
+        self._copy_keeper, self._waiting_notes = copy_keeper, list[watchdog_messages.Note]()
         self._core, self._task, self._server, self._checkpoint_proxy, self._summary = (
             core,
             task,
@@ -209,22 +209,22 @@ class MemberLoop:
     def _tell_of_copy(self, news: list[News]) -> None:
         for body in news:
             if isinstance(body, watchdog_messages.Note):
-                self._unsaid.append(body)
+                self._waiting_notes.append(body)
             else:
                 self._tell(body)
 
     def _say_notes(self) -> None:
-        running = self._processes.running.get(self._task) if self._unsaid else None
+        running = self._processes.running.get(self._task) if self._waiting_notes else None
         if running is not None:
-            for note in self._unsaid:
+            for note in self._waiting_notes:
                 body, now_s = encode_body(note), self._clock.monotonic()
                 self._tell(member_messages.TaskSaid(self._task, running.incarnation, body, now_s))
-            self._unsaid.clear()
+            self._waiting_notes.clear()
 
     # -- the next coordinator ------------------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
         try:
-            joined = self._rejoining.find_coordinator(self._what_is_served)
+            joined = self._rejoining.find_coordinator(self._describe_task)
         except UserError as error:
             # If another launch has our place, or the run is over, the copy is of no use.
             self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
@@ -251,7 +251,7 @@ class MemberLoop:
         self._rejoining.stop()
         self._do(self._core.told_end(exit_code, self._clock.monotonic()))
 
-    def _what_is_served(self) -> member_messages.Served | None:
+    def _describe_task(self) -> member_messages.Served | None:
         """Describe our task for the next coordinator, which decides whether to adopt it.
 
         None while an attempt is about to start, or while a dead attempt has processes left.
@@ -266,8 +266,8 @@ class MemberLoop:
         # If the previous coordinator has not received FirstStepDone, the task counts as not ready. `_go_on_with` sends
         # the message to the next coordinator, which then knows that the task is ready.
         number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
-        is_told = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
-        is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
+        is_reported = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
+        is_ready, in_step = self._ready_of == number and is_reported, self._in_step_of == number
         return member_messages.Served(
             self._run_start, member_messages.Running(number, running.child.pid, is_ready, in_step)
         )

@@ -77,7 +77,7 @@ class RemoteTasks(RemoteHost):
         self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
-        self._untold: list[events.Event] = []  # events that the next `poll` returns first
+        self._for_next_poll: list[events.Event] = []  # events that the next `poll` returns first
         # The attempts that members have orders to start, until the members answer. And the dead attempts whose leftover
         # processes members have orders to remove, until the members report the removal.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
@@ -110,7 +110,7 @@ class RemoteTasks(RemoteHost):
         if self._order(task, member_messages.StartTask(task, incarnation)):
             self._starting[task] = incarnation
         else:
-            self._untold.append(self._not_spawned(task, incarnation))
+            self._for_next_poll.append(self._not_spawned(task, incarnation))
 
     def _not_spawned(self, task: TaskId, incarnation: int) -> events.NotStarted:
         return events.NotStarted(task, incarnation, f"{self._members.by_task[task].host} is lost")
@@ -125,7 +125,7 @@ class RemoteTasks(RemoteHost):
         if self._order(task, member_messages.ClearTask(task, incarnation)):
             self._clearing[task] = incarnation
         else:
-            self._untold.append(events.TreeGone(task, incarnation))
+            self._for_next_poll.append(events.TreeGone(task, incarnation))
 
     def send(self, task: TaskId, body: Message) -> None:
         self._order(task, member_messages.TellTask(task, self._newest.get(task, 0), encode_body(body)))
@@ -150,7 +150,7 @@ class RemoteTasks(RemoteHost):
     # -- news ----------------------------------------------------------------------------------------------
     def poll(self) -> list[events.Event]:
         """Return what has happened on the other machines since the last call."""
-        heard, self._untold = self._untold, []
+        heard, self._for_next_poll = self._for_next_poll, []
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
                 break
@@ -180,8 +180,8 @@ class RemoteTasks(RemoteHost):
         """
         if not woken or not all(thing is self._server for thing in woken):
             return False
-        self._untold = self.poll()
-        return not self._untold
+        self._for_next_poll = self.poll()
+        return not self._for_next_poll
 
     def gather_beats(self, limit_s: float) -> bool:
         """Wait a moment so that several members' beats are handled at once. False if something else
