@@ -104,6 +104,7 @@ def make_settings(parts: Parts) -> Settings:
         observes=start.observes > 0,
         tasks=start.settings.tasks or (start.chief,),
         habit=opened.habit,
+        # A run that has its own home in another run's logdir has no Saver, and so no use for the checkpoint service.
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     if remote is None:

@@ -29,7 +29,7 @@ class Signals:
             if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup or a shell has set this on purpose: a closed terminal does not end the run
             signal.signal(number, _nothing)
-        self._count = 0
+        self._count = 0  # of stop signals and notices so far
 
     def take_requests(self) -> list[StopAsked | SignalCame]:
         """Return the requests of the signals that have arrived since the last call.

@@ -1,7 +1,8 @@
-"""Form a run on several machines: publish our address, and wait for a launch for each task.
+"""Form a run on several machines: publish our address, and wait for the other launches.
 
-Used by coordinator.py after it has taken the logdir, and before anything is started. If an earlier
-coordinator of the run was lost, its members may still run their tasks, and offer them.
+Used by coordinator.py once the coordinator's launch has the logdir, and before anything is started.
+If an earlier coordinator of the run was lost, its members may still run their tasks, and offer
+them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Forming:
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._secret = keys.fingerprint if keys is not None else ""
-        self._other_cluster = ""  # text for the user: launches of another cluster do not join this run
+        self._other_cluster = (
+            ""  # tells the user that launches of another cluster do not join; "" if there is no sign of one
+        )
         self._keys = keys or RunKeys.new()
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
@@ -230,7 +233,7 @@ class Forming:
         joins = [(task, received.body) for task, received in self._asked.items()]
         return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
 
-    # -- the end of it -------------------------------------------------------------------------------------
+    # -- the end of forming --------------------------------------------------------------------------------
     def finish(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, RemoteTasks]:
         """Return the run's Start, and the tasks on its members."""
         start, adopted = self.welcome(ports, survivors)
@@ -333,7 +336,9 @@ def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserErr
 def _listen(
     context: Context, start: Start, placement: Placement, keys: RunKeys, is_told_address: bool, clock: Clock
 ) -> TcpServer:
-    """Open the coordinator's server; UserError if the port is taken."""
+    """Open the coordinator's server; UserError if the port is taken. `is_told_address`: listen at
+    the port that all launches know.
+    """
     at = placement.coordinator if is_told_address else None
     port = int(at.rpartition(":")[2]) if at is not None else port_from_environment()
     me = Address(start.run, WATCHDOG, start.incarnation)

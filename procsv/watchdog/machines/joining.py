@@ -39,7 +39,7 @@ from procsv.watchdog.machines.term_sources import find_terms
 LOOK_S = 0.1  # between two looks for a term
 LOOK_AGAIN_S = 1.0  # between two looks for a newer term, while the coordinator does not answer
 OVER_S = 5.0  # a run that restarts right after its end has begun again within this time
-SAID_AFTER_S = 5.0
+SAID_AFTER_S = 5.0  # when to tell the user that we wait for the coordinator
 REFUSAL_S = 2.0  # believe a refusal only after this time: a coordinator that has the logdir replaces a stale one sooner
 LINGER_MS = 500  # for acknowledgements to be sent
 

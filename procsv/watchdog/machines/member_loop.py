@@ -87,7 +87,7 @@ class MemberLoop:
         settings = msgspec.structs.replace(settings, standby="warm" if settings.standby == "warm" else "off")
         machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
         self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
-        self._rejoining, self._is_cut = rejoining, False  # is_cut: we no longer listen to our coordinator
+        self._rejoining, self._is_cut = rejoining, False  # is_cut: we ask a newer coordinator, and no longer hear ours
         # The last attempt that finished its first step, and the last one that trains in step with other tasks.
         self._ready_of = self._in_step_of = 0
         self._offered = 0  # the attempt that we reported to the next coordinator

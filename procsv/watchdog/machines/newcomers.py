@@ -28,7 +28,7 @@ PATIENCE = 2  # peer timeouts that a launch waits for the loss of the one that h
 class WaitingLaunch(msgspec.Struct, frozen=True):
     received: Received
     join: member_messages.Join
-    since_s: float
+    since_s: float  # when the launch asked for the first time
 
 
 class Newcomers:

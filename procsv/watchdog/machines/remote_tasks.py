@@ -81,7 +81,8 @@ class RemoteTasks(RemoteHost):
         # The attempts that members have orders to start, until the members answer. And the dead attempts whose leftover
         # processes members have orders to remove, until the members report the removal.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
-        self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # the last attempt ordered
+        # The newest attempt of each task: the one that we ordered last, or adopted.
+        self._newest = {task: one.incarnation for task, one in self.adopted.items()}
         self._orders: dict[int, Orders] = {}  # by member number
 
     def listen(self, waiter: Waiter) -> None:

@@ -50,6 +50,7 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
     """
     paths, clock = request.paths, request.clock
     orphans = Orphans(paths, clock, request.say)
+    # Whether an earlier watchdog was killed: run.json has no end of its run, or there is a journal but no run.json.
     began_s, was_killed = clock.monotonic(), paths.journal.exists() if before is None else before.ended_at is None
     locks = _locks(paths, "")
     if before is not None and before.run_dir != str(paths.run_dir):  # the previous run had another runtime directory
@@ -118,7 +119,7 @@ def _describe(pid: int) -> str:
 
 
 def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
-    """Return the lock files of a run's tasks and services, by holder."""
+    """Return the lock files of a run's tasks and services, by the name of the holder and `when`."""
     tasks = {path: path.name.removeprefix("writer.").removesuffix("lock") for path in paths.writer_locks()}
     held = {f"{name.removesuffix('.') or TRAINER}{when}": path for path, name in tasks.items()}
     return held | {f"{task} service{when}": paths.service_lock(task) for task in SERVICES}

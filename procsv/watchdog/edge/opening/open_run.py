@@ -89,6 +89,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
         _clear_what_is_dead(paths, lock, before)
         refuse_if_adopted(paths)
         root = root_of(paths.logdir)
+        # If another run has adopted this logdir, that run is the one to resume or not.
         if (known := before if root is None else find_run_in(find_paths(root))) is not None:
             request.judge(known)
         memory.hold(request.wait, alone=True)
@@ -196,7 +197,7 @@ def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
     """Mark our directories as ours, and remove directories that other runs have abandoned."""
     owner = make_owner(paths)
     if not owner.is_kept:
-        remove_shm_files(paths)  # fetched by a killed launch for its task; the originals are on other machines
+        remove_shm_files(paths)  # a killed launch fetched them for its task; the originals are on other machines
     for held in places:
         held.claim(owner)
     sweep_beside(paths, clock.wall())

@@ -42,7 +42,9 @@ from procsv.base.units import show_time
 
 LEASE_S = 60.0  # a lease that does not change while we watch it for this long has expired
 LEASE_S_LOOKS_OLD = 15.0  # instead of LEASE_S, if by the filesystem's own clock the lease is already older than LEASE_S
-SETTLE_S = 2.0  # after taking over an expired lease, wait this long and check it: two launches may have taken it
+# If two launches may have taken the lease at once, wait this long and check whether it is still ours. They may have, if
+# the lease had expired on another machine, or if the filesystem has no locks.
+SETTLE_S = 2.0
 LOOK_S = 0.5
 TIDYING_S_MAX = 10.0  # how long an ended run may take to exit, or a dead run's last service to remove its files
 ROOM_BYTES = 2**18  # the free space that a runtime directory must have

@@ -141,6 +141,7 @@ class RunBefore:
                 self.verdict = verdict
 
     def _is_other(self, before: RunFile) -> bool:
+        # Whether the launch has another program, or other arguments, than the run in the logdir.
         start, target = self._start, self._target
         ran = read_run(before.paths.run_json) or before  # as it was written: the run may have been moved since
         places = {before.root or before.logdir, ran.root or ran.logdir, start.logdir}

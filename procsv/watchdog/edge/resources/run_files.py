@@ -33,8 +33,8 @@ class RunFiles:
 
     def states(self) -> tuple[FileState, ...]:
         paths = self._paths
-        # The run id in `procsv/` shows that the directory is ours. Its owner does not show that, because another user of
-        # our group may have made the directory for an earlier run.
+        # The logdir's id in `procsv/` shows that the directory is ours. Its owner does not show that, because another user
+        # of our group may have made the directory for an earlier run.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_reported_elsewhere=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
@@ -64,7 +64,10 @@ class RunFiles:
         return has_room(self._paths.home)
 
     def restore(self, what: str, path: str) -> None:
-        """Recreate the directory `path`, or the run's lock. OSError or UserError if that fails."""
+        """Recreate a directory of the run, or the run's lock. OSError or UserError if that fails.
+
+        `what`: LOCK, or the directory's kind. For LOGDIR, this recreates only `procsv/` in it.
+        """
         paths = self._paths
         if what == LOCK:
             self._lock.relock()
@@ -84,7 +87,8 @@ class RunFiles:
 def _identity(path: Path, is_right: Callable[[int], bool], *, is_anybodys: bool = False) -> tuple[int, int] | None:
     """Return the device and inode of the path; None if it is not the right file.
 
-    `is_right` checks the kind of file. `is_anybodys`: the file may belong to another user.
+    `is_right` checks the kind of file; `bool` accepts every kind. `is_anybodys`: the file may
+    belong to another user.
     """
     try:
         info = path.stat() if is_right is stat.S_ISDIR else path.lstat()

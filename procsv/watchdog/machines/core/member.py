@@ -88,10 +88,10 @@ class MemberCore(msgspec.Struct):
     peer_timeout_s: float
     coordinator_timeout_s: float
     coordinator: str  # its host, for people
-    heard_s: float
+    heard_s: float  # when the coordinator's newest message came
     state: MemberState = MemberState.SERVING
     exit_code: int = exit_codes.RESUMABLE
-    why: str = ""  # why it leaves
+    why: str = ""  # why it leaves; "" until there is a reason
     late_s: float | None = None  # when to kill the task, which was to end by then
 
     def handle(self, event: MemberEvent, now_s: float) -> tuple[Act, ...]:
