@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 TENSORBOARD_S, PROMETHEUS_S = 60.0, 15.0  # how often each is written
-# After one of these entries, both are due at once.
+# After one of these entries, the metrics for TensorBoard and for Prometheus are due at once.
 _WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries.Stopped | entries.GaveUp
 
 

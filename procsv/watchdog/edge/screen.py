@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# An unfinished line that is longer is ended. If it redraws itself, only its last REDRAWN_BYTES are kept, because the rest
-# is no longer visible.
+# We end an unfinished line that is longer than this. If the line redraws itself, we keep only its last REDRAWN_BYTES
+# instead, because the rest is no longer visible.
 UNFINISHED_BYTES_MAX = 2**16
 REDRAWN_BYTES = 4096
 COLUMN_MAX = 1000  # the last column that a cursor movement can reach

@@ -44,7 +44,7 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 
 TICK_S = 0.5  # the longest sleep
 CLEAR_S = 0.02  # between two checks of a dead task's process tree, until it is gone
-LOCK_S = 5.0  # between two checks that the directory that we have locked is still at its path
+LOCK_S = 5.0  # between two checks whether our directory was replaced; if it was, we lock the new one
 SLACK = 1.5  # we answer each beat of the coordinator; if none comes for so many intervals, we send ours unasked
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages per socket and turn
@@ -226,7 +226,7 @@ class MemberLoop:
         try:
             joined = self._rejoining.find_coordinator(self._describe_task)
         except UserError as error:
-            # If another launch has our place, or the run is over, the copy is of no use.
+            # If the run is over, the copy is of no use. A refusal with RESUMABLE counts as "another launch has our place".
             self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
             self._give_up(str(error), error.exit_code)
             return

@@ -93,7 +93,7 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
 def _refuse_if_run(paths: RunPaths, us: Lease, before: RunFile | None) -> None:
     """Raise LogdirLocked if the run that holds the logdir's lock is alive, as its lease shows."""
     lease = LeaseFile(paths).holder()
-    if lease is None or lease.process == us.process:  # this process has left the lease in its previous run
+    if lease is None or lease.process == us.process:  # the lease is from an earlier run of this process
         return
     if before is not None and before.run == lease.run and before.ended_at is not None:
         return  # run.json says that this run is over, so its watchdog is only about to exit

@@ -33,8 +33,8 @@ class RunFiles:
 
     def states(self) -> tuple[FileState, ...]:
         paths = self._paths
-        # The logdir's id in `procsv/` shows that the directory is ours. Its owner does not show that, because another user
-        # of our group may have made the directory for an earlier run.
+        # The logdir's id in `procsv/` shows that the directory is ours. Its owner does not show that, because another
+        # user of our group may have made the directory for an earlier run.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_reported_elsewhere=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}

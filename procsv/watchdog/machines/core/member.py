@@ -92,7 +92,7 @@ class MemberCore(msgspec.Struct):
     state: MemberState = MemberState.SERVING
     exit_code: int = exit_codes.RESUMABLE
     why: str = ""  # why it leaves; "" until there is a reason
-    late_s: float | None = None  # when to kill the task, which was to end by then
+    late_s: float | None = None  # when to kill the task if it has not ended; None: never
 
     def handle(self, event: MemberEvent, now_s: float) -> tuple[Act, ...]:
         row = TRANSITIONS.get((self.state, event))

@@ -45,7 +45,7 @@ class MemoryCopyKeeper:
         self._files, self._clock, self._say = files, clock, say
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
-        # Whether we remove the copy at the end. If not, a copy here belongs to another launch on this machine.
+        # Whether the copy is ours to remove at the end. If not, a copy in `files` is another launch's on this machine.
         self._is_ours = self._kept is not None
         self._rate = TransferRate()
         self._fetch: Fetch | None = None
