@@ -226,7 +226,7 @@ class MemberLoop:
         try:
             joined = self._rejoining.find_coordinator(self._describe_task)
         except UserError as error:
-            # If the run is over, the copy is of no use. A refusal with RESUMABLE is taken to mean the same for this launch.
+            # If the run is over, the copy is of no use. A refusal with RESUMABLE counts as the end of the run, too.
             self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
             self._give_up(str(error), error.exit_code)
             return
