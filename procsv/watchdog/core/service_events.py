@@ -23,7 +23,7 @@ class ServiceEvents:
         self._roster, self._ending, self._closing = roster, ending, closing
         self._services, self._chief = roster.services, roster.chief
         # The chief's attempt whose death was reported to the process that now keeps the chief's state; 0: none yet.
-        self._told_ended = 0
+        self._death_reported = 0
         self.saves = Saves()
         self.run_files = RunFilesWatch()
         # For each service, the number of the process that had made the files at their last check.
@@ -45,7 +45,7 @@ class ServiceEvents:
         if event.beat is not None:
             service.beat(event.beat)
         if service is self._roster.keeper:
-            self._told_ended = 0
+            self._death_reported = 0
         exited = WriteEntry(service.exited(event, service.cause(event)), event.task, event.incarnation)
         service.ended(event.exit, self._closing.is_needed(service, now_s), now_s)
         if service.state is ServiceState.LOST:
@@ -115,9 +115,9 @@ class ServiceEvents:
         """
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:
-            self._chief.last_save.nobody_keeps()
-        elif ended is not None and keeper.is_up and self._told_ended != ended.incarnation:
-            self._told_ended = ended.incarnation
+            self._chief.last_save.drop_question()
+        elif ended is not None and keeper.is_up and self._death_reported != ended.incarnation:
+            self._death_reported = ended.incarnation
             return [Tell(keeper.task, ended)]
         return []
 

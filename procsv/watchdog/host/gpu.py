@@ -31,7 +31,7 @@ class Gpus:
             self._find()
         self._pid, self._until_s = pid, now_s + LEAVE_S_MAX
 
-    def are_left(self, now_s: float) -> bool:
+    def wait_is_over(self, now_s: float) -> bool:
         """Whether the wait is over: the process uses no GPU any more, or LEAVE_S_MAX has passed."""
         return now_s >= self._until_s or not self._are_used_by(self._pid)
 

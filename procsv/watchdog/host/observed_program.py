@@ -60,6 +60,7 @@ class ObservedProgram:
         return self.has_ended()
 
     def opened(self, incarnation: int, heirs_fd: int) -> None:
+        """Tell the program that its run is open, and pass it the lock on the logdir."""
         self._say(Opened(incarnation), (heirs_fd,))
 
     def refuse(self, error: UserError) -> None:

@@ -175,7 +175,7 @@ class Processes(msgspec.Struct):
         the lock's file was removed.
         """
         lock = FileLock(self.start.paths.writer_lock(task))
-        if not self._is_let_go(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
+        if not self._writer_lock_is_free(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
             raise WriterLockHeld("an older trainer's processes still hold the logdir")
         try:
             look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -261,13 +261,13 @@ class Processes(msgspec.Struct):
             if self._awaits_fork() or self._is_finishing(stray):
                 continue
             with contextlib.suppress(psutil.Error, OSError):
-                if _cannot_be_told(stray.pid):
+                if _shows_nothing(stray.pid):
                     continue
                 for process in (*stray.children(recursive=True), stray):
                     with contextlib.suppress(psutil.Error, OSError):
                         process.kill()
         self.reap_strays()
-        return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
+        return not strays and self._writer_lock_is_free(task) and self._gpus.wait_is_over(self.clock.monotonic())
 
     def _awaits_fork(self) -> bool:
         """Whether a standby is becoming a task. If so, an unknown child may be the fork that the
@@ -304,7 +304,7 @@ class Processes(msgspec.Struct):
         now_s = self.clock.monotonic()
         return now_s < first_seen(self._finishing, _identity(stray), now_s) + limit_s
 
-    def _is_let_go(self, task: TaskId) -> bool:
+    def _writer_lock_is_free(self, task: TaskId) -> bool:
         """Whether the writer's lock is free. False while that is unknown (no descriptors left)."""
         try:
             if (fd := self._trees.get(task, -1)) >= 0:
@@ -333,7 +333,7 @@ class Processes(msgspec.Struct):
                         continue
                     held, is_init = has_open(child.pid, lock), os.getpid() == 1
                     is_ours = is_of_run(environ, self.start.paths.id, holds_lock=held, is_init=is_init)
-                    if is_ours or _cannot_be_told(child.pid):
+                    if is_ours or _shows_nothing(child.pid):
                         found.append(child)
         return found
 
@@ -421,7 +421,7 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
     return {"rss": 0, "cpu": 0.0}
 
 
-def _cannot_be_told(pid: int) -> bool:
+def _shows_nothing(pid: int) -> bool:
     """Whether a process shows neither environment nor command: it is a zombie, or in exec."""
     return not any(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
 

@@ -43,19 +43,19 @@ class StandbyLink:
                 self._processes.end_talk(running)
                 return Promoted(number, task, incarnation, running.child.pid)
             case TrainerBegun(pid=pid):
-                self._waits_again(running)
+                self._list_as_standby(running)
                 try:
                     self._processes.list_child(task, incarnation, Child(AdoptedChild(pid)))
                 except OSError as error:  # no descriptor is left to watch the fork; it ends with the other orphans
                     return NotPromoted(task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)
             case CannotBecomeTrainer(why):
-                self._waits_again(running)
+                self._list_as_standby(running)
                 return NotPromoted(task, incarnation, why)
             case _:
                 return StandbySaid(incarnation, word)
 
-    def _waits_again(self, running: RunningChild) -> None:
+    def _list_as_standby(self, running: RunningChild) -> None:
         """List the process as the standby again, and the task as absent."""
         processes = self._processes
         del processes.running[running.task]

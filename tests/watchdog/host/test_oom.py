@@ -128,12 +128,12 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dead_trainer_is_waited_for_until_it_has_left_the_gpu_but_not_forever() -> None:
     gpus = Gpus()
     gpus.expect_to_leave(12, 100.0)
-    assert not gpus.are_left(101.0)
-    assert gpus.are_left(100.0 + LEAVE_S_MAX)
+    assert not gpus.wait_is_over(101.0)
+    assert gpus.wait_is_over(100.0 + LEAVE_S_MAX)
 
     gpus.expect_to_leave(12, 200.0)
     sys.modules["pynvml"].users[0].remove(12)
-    assert gpus.are_left(201.0)
+    assert gpus.wait_is_over(201.0)
     sys.modules.pop("pynvml")
 
 
@@ -142,4 +142,4 @@ def test_without_the_library_nothing_is_waited_for(monkeypatch: pytest.MonkeyPat
     gpus = Gpus()
     gpus.expect_to_leave(os.getpid(), 100.0)
 
-    assert gpus.are_left(100.0)
+    assert gpus.wait_is_over(100.0)

@@ -37,8 +37,8 @@ class Closing:
             if not service.is_over:
                 wanted += self._end_service(service, is_late=now_s >= end_s)
         is_hopeless = now_s >= end_s + TREE_S_MAX  # killed processes still exist
-        is_prepared = any(task.standby_is_alive for task in self._roster.tasks.values())
-        is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
+        has_standby = any(task.standby_is_alive for task in self._roster.tasks.values())
+        is_gone = not has_standby and all(one.is_over and not one.pid for one in services)
         return [*wanted, *self.quit(now_s)] if is_hopeless or is_gone else wanted
 
     def is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
@@ -80,6 +80,7 @@ class Closing:
         return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
     def quit(self, now_s: float) -> list[Action]:
+        """Set the exit code. Return the last entries and messages of the run, and Quit."""
         wanted: list[Action] = []
         chief, ending = self._roster.chief, self._ending
         if chief.unsettled is not None and self._has_had_state():
@@ -138,7 +139,7 @@ class Closing:
 
     def _tell_failure(self, why: str) -> list[Action]:
         """Return the reports of why the run failed, without what was reported before."""
-        if any(task.next.was_end for task in self._roster.given_up()):
+        if any(task.next.ended_run for task in self._roster.given_up()):
             return []
         chief = self._roster.chief
         told = WriteEntry(entries.GaveUp(why=why), chief.task, chief.incarnation)

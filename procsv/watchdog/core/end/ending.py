@@ -188,11 +188,11 @@ class Ending:
         if self.has_begun:
             return []
         self.lost_host = lost.host
-        at_once = self._need_no_time(lost.task) if lost.spare else frozenset[TaskId]()
+        at_once = self._nothing_to_save(lost.task) if lost.spare else frozenset[TaskId]()
         asked = StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare)
         return self.stop_asked(asked, now_s, at_once)
 
-    def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
+    def _nothing_to_save(self, lost: TaskId) -> frozenset[TaskId]:
         """Return the tasks to kill at once before all tasks restart: they have nothing to save.
 
         If the chief cannot end its step without `lost`, these are all tasks. Otherwise they are all

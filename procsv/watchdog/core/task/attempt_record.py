@@ -134,13 +134,13 @@ class AttemptRecord:
         told: list[Action] = [WriteEntry(exited, self._task, ended.incarnation)]
         self.unsaved_s = None if kind in (CauseKind.DONE, CauseKind.CHECKPOINTED) else progress.unsaved_s(now_s)
         progress.snapshots.died(ended.memory_step, has_saved=kind in (CauseKind.DONE, CauseKind.CHECKPOINTED))
-        self.last = self._weigh(ended, cause, kind, hanging, now_s)
+        self.last = self._count_attempt(ended, cause, kind, hanging, now_s)
         is_own = not (self._next.lost_peer or ended.lost)
         if cause.word not in ("completed", "stopped") and kind is not CauseKind.CHECKPOINTED and is_own:
             told += self._keep_report(ended, cause, pid)
         progress.serving_s = self._frozen_s = None
         self._death_s, self.last_death = now_s, ended
-        self.end = self._name(kind)
+        self.end = self._name_end(kind)
         return kind, told
 
     def tell_report(self) -> list[Action]:
@@ -176,12 +176,12 @@ class AttemptRecord:
         is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
         return self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
 
-    def _name(self, kind: CauseKind) -> End:
+    def _name_end(self, kind: CauseKind) -> End:
         if kind is CauseKind.DONE:
             return End.FINISHED
-        return End.RETURNED if kind is CauseKind.CHECKPOINTED or self._stopping.is_planned else End.DIED
+        return End.RETURNED if kind is CauseKind.CHECKPOINTED or self._stopping.was_killed_late else End.DIED
 
-    def _weigh(
+    def _count_attempt(
         self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
     ) -> CountedAttempt:
         """Return how long the attempt lasted, how much training it kept, and what ended it."""
@@ -192,6 +192,6 @@ class AttemptRecord:
         kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step, self.unsaved_s)
         if progress.serving_s is not None:  # for a server, the time that it served counts
             kept_s = self._next.history.end_serving(now_s - progress.serving_s)
-        is_planned = kind is CauseKind.CHECKPOINTED or self._stopping.is_planned
+        is_planned = kind is CauseKind.CHECKPOINTED or self._stopping.was_killed_late
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
         return CountedAttempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")

@@ -44,7 +44,7 @@ class NextStart:
         self.gave_up = ""  # why there is no next start
         # Returns how many workers are left after this task was given up; None if the run ends.
         self.goes_on_with: Callable[[], int | None] = lambda: None
-        self.was_end = False  # giving up this task ended the run, and that has been reported
+        self.ended_run = False  # giving up this task ended the run, and that has been reported
         self.gang_size = 0  # tasks in its gang, this one included; 0: it is in none
         self.awaits_room = False  # a full disk ended the attempt, and the next start waits for room
         # Monotonic: no start before this time even if there seems to be room. The disk that we check may not be the full one.
@@ -55,7 +55,7 @@ class NextStart:
         self._past: Past | None = None
         # A decision to give up that is not final: the state that is being saved may count as progress.
         self._verdict: GiveUp | None = None
-        self._untold = ""  # how the last attempt ended, until that is printed
+        self._unprinted_end = ""  # how the last attempt ended, until that is printed
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: NextStart, size: int) -> None:
@@ -175,8 +175,8 @@ class NextStart:
             was_seen=kept.step != NO_STEP,
             suspected_step=kept.suspected_step,
         )
-        untold, self._untold = self._untold, ""
-        return Reaction([journal, Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold))])
+        unprinted, self._unprinted_end = self._unprinted_end, ""
+        return Reaction([journal, Say(f"{unprinted}; {text}" if unprinted else text, is_bad=bool(unprinted))])
 
     def _give_up(self, why: str) -> Reaction:
         wanted = self.tell_end()
@@ -186,7 +186,7 @@ class NextStart:
         words = past.death.words
         traceback = words.traceback if words and self._is_detached else ""
         left = self.goes_on_with()
-        self.was_end = left is None
+        self.ended_run = left is None
         entry = entries.GaveUp(why=why) if left is None else entries.TaskGivenUp(why=why, workers=left)
         wanted.append(WriteEntry(entry, self._task, past.incarnation))
         if not self._observes:  # an observed program is never restarted, so there is nothing to say
@@ -199,10 +199,10 @@ class NextStart:
         """Print how the last attempt ended. For a member of a gang, print that later, together with
         what follows.
         """
-        self._untold = text
+        self._unprinted_end = text
         return [] if self.gang_size else self.tell_end()
 
     def tell_end(self) -> list[Action]:
         """Print how the last attempt ended, unless that was printed."""
-        untold, self._untold = self._untold, ""
-        return [Say(untold, is_bad=True)] if untold else []
+        unprinted, self._unprinted_end = self._unprinted_end, ""
+        return [Say(unprinted, is_bad=True)] if unprinted else []

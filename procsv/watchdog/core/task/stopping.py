@@ -47,7 +47,7 @@ class Stopping:
         return min(stop_s, SERVERLESS_S) if self._is_serverless else stop_s
 
     @property
-    def is_planned(self) -> bool:
+    def was_killed_late(self) -> bool:
         """Whether it was asked to end for a restart, and was killed because it was late."""
         return bool(self.recycled and self.we_killed)
 
@@ -93,7 +93,7 @@ class Stopping:
         self.tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
         return [ClearTree(self._task, incarnation, has_ended)]
 
-    def is_cleared(self) -> bool:
+    def note_cleared(self) -> bool:
         """Note that no process of the attempt is left. Return whether that is new."""
         was_left = not self.tree_is_gone
         self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s

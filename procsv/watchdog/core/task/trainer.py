@@ -148,7 +148,7 @@ class TrainerSupervisor(TrainerFacts):
         self.pid = 0
         if self.progress.keeps_state:
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
-            self.last_save.has_ended(self.incarnation, is_clean=is_clean)
+            self.last_save.ask_about(self.incarnation, is_clean=is_clean)
         if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
             # The program's own handler ended the program as asked, so exit code 0 does not mean that it was complete.
             kind = CauseKind.CHECKPOINTED
@@ -168,7 +168,7 @@ class TrainerSupervisor(TrainerFacts):
         return wanted
 
     def tree_gone(self, incarnation: int, now_s: float) -> list[Action]:
-        is_news = incarnation == self.incarnation and self.stopping.is_cleared()
+        is_news = incarnation == self.incarnation and self.stopping.note_cleared()
         return self._handle(LifecycleEvent.TREE_GONE, now_s) if is_news else []
 
     # -- the gang ------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ class TrainerSupervisor(TrainerFacts):
         is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None
         )
-        is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)
+        is_planned = stopping.was_killed_late or (bool(stopping.recycled) and is_own_end)
         no_room = ended.no_room or (ended.words is not None and ended.words.no_room)
         death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last, no_room, now_s)
         past = Past(

@@ -39,7 +39,7 @@ class LastSave:
         self.error = ""  # why the last state is not on disk; "" if it is, or if that is unknown
         self._avoid_step = NO_STEP  # for the next question: members of the gang crashed repeatedly from this state
 
-    def has_ended(self, incarnation: int, *, is_clean: bool) -> None:
+    def ask_about(self, incarnation: int, *, is_clean: bool) -> None:
         """Ask whether the last state of an attempt that has ended is on disk.
 
         `is_clean`: it completed, saved by itself, or was asked to end.
@@ -72,7 +72,7 @@ class LastSave:
         """Note why the state is not on disk. Only the first reason is kept."""
         self.error = self.error or why
 
-    def nobody_keeps(self) -> None:
+    def drop_question(self) -> None:
         """Drop the question: no service keeps the state of this task."""
         self.unsettled = None
 
