@@ -53,10 +53,11 @@ class Core:
         self.services = roster.services
         self._ending = Ending(roster)
         self._closing = Closing(roster, self._ending)
-        self._of_services = ServiceEvents(roster, self._ending, self._closing)
-        self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
+        self._service_events = ServiceEvents(roster, self._ending, self._closing)
+        self.saves, self.run_files = self._service_events.saves, self._service_events.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
-        self._told: set[int] = set()  # signals that the user was told of: procsv passes them on, or ignores them
+        # Signals that the user was told of: procsv passes them on, or ignores them.
+        self._signals_reported: set[int] = set()
         self._servers_lost = 0  # how often a parameter server was lost, with the variables that it held
         # The result of `next_due_s`, kept until the next event, because the loop asks twice per turn.
         self._due_s: float | None = None
@@ -135,26 +136,26 @@ class Core:
             case events.NotStarted(task=name) if name in self.tasks:
                 return self.tasks[name].not_started(event, now_s)
             case events.NotStarted():
-                return self._of_services.not_started(event, now_s)
+                return self._service_events.not_started(event, now_s)
             case events.Preparing():
                 for name in event.tasks:
                     self.tasks[name].note_standby(event)
             case events.Ended(task=name) if name in self.tasks:
                 return self._task_ended(self.tasks[name], event, now_s)
             case events.Ended():
-                return self._of_services.ended(event, now_s)
+                return self._service_events.ended(event, now_s)
             case events.TreeGone(name, incarnation):
                 return self.tasks[name].tree_gone(incarnation, now_s)
             case events.Said(task=name) if name in self.tasks:
                 return self._task_said(self.tasks[name], event, now_s)
             case events.Said():
-                return self._of_services.said(event, now_s)
+                return self._service_events.said(event, now_s)
             case events.ServiceReady(name, incarnation):
                 self.services[name].ready(incarnation)
             case events.Ticked():
                 return self._ticked(event, now_s)
             case events.RunFilesChecked(states):
-                return self._of_services.run_files_checked(states, now_s)
+                return self._service_events.run_files_checked(states, now_s)
             case events.NotRestored(path, error):
                 return self.run_files.not_restored(path, error)
             case events.StopAsked():
@@ -288,8 +289,8 @@ class Core:
             # that the user is in a hurry.
             now = default is Default.STOP_NOW and not self.settings.observes
             wanted += self._ending.stop_asked(events.StopAsked(name, now), now_s)
-        elif number not in self._told:
-            self._told.add(number)
+        elif number not in self._signals_reported:
+            self._signals_reported.add(number)
             wanted.append(actions.Say(wording.signal_came(name, is_passed_on=bool(handling)), is_bad=not handling))
         return wanted
 
@@ -311,7 +312,7 @@ class Core:
                 wanted += task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:
             wanted += self._in_vain.find_in_vain(self.tasks, now_s)
-        wanted += self._of_services.ticked(event, now_s)
+        wanted += self._service_events.ticked(event, now_s)
         for task in self.tasks.values():
             wanted += task.check_deadlines(now_s)
         return wanted
@@ -319,7 +320,7 @@ class Core:
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> list[Action]:
         """Return what the state of the run requires after any event: parts 2 to 5 of the order."""
-        wanted = [*self._of_services.tell_death(), *self._ending.advance_end(now_s)]
+        wanted = [*self._service_events.tell_death(), *self._ending.advance_end(now_s)]
         if not self._roster.running_on() and self.exit_code is None:
             wanted += self._closing.advance_closing(now_s)
-        return [*wanted, *self._of_services.start_due(now_s)]
+        return [*wanted, *self._service_events.start_due(now_s)]

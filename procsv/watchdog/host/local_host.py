@@ -83,7 +83,7 @@ class LocalHost(TaskHost):
         self._promoting_must_end = False  # the attempt that the standby is becoming was asked to end, or killed
         self._starts_are_over = False
         self._news: list[Event] = []
-        self._told = self._preparing()  # the last Preparing that `answers` returned
+        self._reported = self._preparing()  # the last Preparing that `answers` returned
 
     # -- orders --------------------------------------------------------------------------------------------
     def prepare_first(self) -> None:
@@ -165,9 +165,9 @@ class LocalHost(TaskHost):
         """Return the immediate results of the orders. To be called after each order."""
         preparing, news = self._preparing(), self._news
         self._news = []
-        if preparing == self._told:
+        if preparing == self._reported:
             return news
-        self._told = preparing
+        self._reported = preparing
         return [preparing, *news]
 
     def _preparing(self) -> Preparing:

@@ -56,7 +56,7 @@ class EndOrder(msgspec.Struct):
 
     chief: TaskId
     request: Request | None = None
-    _told: set[TaskId] = msgspec.field(default_factory=set)
+    _asked: set[TaskId] = msgspec.field(default_factory=set)
     _chief_s: float = 0.0  # when the chief is asked at the latest, even if workers still run
 
     def begin_end(self, request: Request, now_s: float) -> None:
@@ -67,7 +67,7 @@ class EndOrder(msgspec.Struct):
         if self.request is None:
             self._chief_s = now_s + HEAD_START_S
         self.request = request
-        self._told -= request.at_once
+        self._asked -= request.at_once
 
     def take_due(self, running_on: Collection[TaskId], now_s: float, needed: Collection[TaskId] = ()) -> list[TaskId]:
         """Return the tasks to ask now, each task once.
@@ -77,13 +77,13 @@ class EndOrder(msgspec.Struct):
         """
         if self.request is None:
             return []
-        due = [task for task in self._turn(running_on, now_s, needed) if task not in self._told]
-        due += [task for task in running_on if task in self.request.at_once - self._told and task not in due]
-        self._told.update(due)
+        due = [task for task in self._turn(running_on, now_s, needed) if task not in self._asked]
+        due += [task for task in running_on if task in self.request.at_once - self._asked and task not in due]
+        self._asked.update(due)
         return due
 
     def next_due_s(self, running_on: Collection[TaskId]) -> float | None:
-        is_waiting = self.request is not None and self.chief in running_on and self.chief not in self._told
+        is_waiting = self.request is not None and self.chief in running_on and self.chief not in self._asked
         return self._chief_s if is_waiting else None
 
     def _turn(self, running_on: Iterable[TaskId], now_s: float, needed: Collection[TaskId]) -> list[TaskId]:

@@ -37,25 +37,25 @@ _PHASES = {
 class TrainerNews:
     """Hand heartbeats and messages to the parts of one task."""
 
-    def __init__(self, of: TrainerFacts) -> None:
-        self._of = of
+    def __init__(self, facts: TrainerFacts) -> None:
+        self._facts = facts
 
     def read_beat(self, beat: Heartbeat) -> Reaction:
         """Read the current heartbeat of a running trainer, or the last one of a dead trainer."""
-        if self._of.progress.read_beat(beat):
-            self._of.history.served()
-        news = self._of.protection.see(beat)
+        if self._facts.progress.read_beat(beat):
+            self._facts.history.served()
+        news = self._facts.protection.see(beat)
         return Reaction([news] if news else [], _PHASES.get(beat.phase))
 
     def said(self, body: messages.Body) -> Reaction:
         """Handle a message from the running trainer."""
         match body:
             case messages.Hello():
-                self._of.was_connected = True
+                self._facts.was_connected = True
                 return Reaction([], LifecycleEvent.HELLO)
             case watchdog_messages.FirstStepDone() as recovered:
                 return Reaction(self._recovered(recovered), LifecycleEvent.READY)
-            case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
+            case watchdog_messages.Note(entries.PreemptNotice()) if self._facts.stopping.is_told:
                 pass  # the notice is the watchdog's own SIGTERM
             case watchdog_messages.Note(entry):
                 return Reaction(self._noted(entry))
@@ -74,33 +74,33 @@ class TrainerNews:
         """
         match body:
             case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
-                return [self._journal(failed), *self._of.snapshots.failed(failed)]
+                return [self._journal(failed), *self._facts.snapshots.failed(failed)]
         return []
 
     def _noted(self, entry: entries.Entry) -> list[Action]:
         noted: list[Action] = [self._journal(entry)]
         match entry:
             case entries.PreemptNotice():
-                self._of.got_notice = True
+                self._facts.got_notice = True
             case entries.CheckpointsDeleted(kept=False):
-                self._of.deletes_logdir = True
+                self._facts.deletes_logdir = True
             case entries.SnapshotFailed():
-                noted += self._of.snapshots.failed(entry)
+                noted += self._facts.snapshots.failed(entry)
             case entries.SnapshotsResumed(step=step):
-                noted.append(self._of.snapshots.resumed(step))
+                noted.append(self._facts.snapshots.resumed(step))
         return noted
 
     def _journal(self, entry: entries.Entry) -> WriteEntry:
-        return WriteEntry(entry, self._of.task, self._of.incarnation)
+        return WriteEntry(entry, self._facts.task, self._facts.incarnation)
 
     def _recovered(self, recovered: watchdog_messages.FirstStepDone) -> list[Action]:
-        of = self._of
-        saved_step = max(of.progress.offered_step, of.progress.durable_step)
-        of.progress.recovered(recovered)
-        warned = of.protection.see_first_step(of.task, of.incarnation, recovered.habit, saved_step)
-        of.hanging.liveness.see_session()
-        of.history.ready(recovered.restored_step)
-        return [*warned, *of.record.ready(of.incarnation, recovered)]
+        facts = self._facts
+        saved_step = max(facts.progress.offered_step, facts.progress.durable_step)
+        facts.progress.recovered(recovered)
+        warned = facts.protection.see_first_step(facts.task, facts.incarnation, recovered.habit, saved_step)
+        facts.hanging.liveness.see_session()
+        facts.history.ready(recovered.restored_step)
+        return [*warned, *facts.record.ready(facts.incarnation, recovered)]
 
 
 @dataclass(slots=True)
