@@ -7,7 +7,8 @@ Some tasks take each step together; they are a gang. When a collective operation
 it fails for all of them: the other members would end with errors of their own, seconds later. So
 when one member ends, the gang ends the others. No member restarts before the last old process is
 gone, because a member of the new gang must never meet a member of the old one. The end of a gang
-counts as one failure. It is charged to the member that ended first, and reported for that member.
+counts as one failure in the record that all members share (next_start.py). It is reported for the
+member that ended first.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class ProcessTable(Protocol):
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
         """Start a process, and return its pid.
 
-        OSError if the system refuses, or if an old trainer's tree still holds the logdir.
+        `standby`: warm or hot, if the process is a standby; otherwise "". OSError if the system
+        refuses, or if an old trainer's tree still holds the logdir.
         """
 
     def ended(self) -> list[Dead]:

@@ -59,7 +59,7 @@ class RunningChild(msgspec.Struct):
     task: TaskId
     incarnation: int
     child: Child | ObservedProgram
-    started_s: float
+    started_s: float  # monotonic
     usage: psutil.Process | None  # measures what it uses; None if it was already gone
     line: FdChannel[StandbyWord] | None = None  # the channel to a standby
 
@@ -67,7 +67,7 @@ class RunningChild(msgspec.Struct):
 class Processes(msgspec.Struct):
     """The children of this watchdog, by task."""
 
-    start: Start  # the watchdog's own, from which the others are made
+    start: Start  # the watchdog's own; the Start of each process is a changed copy of it
     clock: Clock
     argv: Argv
     environment: Mapping[str, str]
@@ -171,8 +171,10 @@ class Processes(msgspec.Struct):
         self.start = self.start.with_logdir(logdir)
 
     def take_writer_lock(self, task: TaskId, incarnation: int) -> FileLock:
-        """Take the task's writer lock. WriterLockHeld while part of the older tree has it, even if
-        the lock's file was removed.
+        """Take the task's writer lock.
+
+        Raise WriterLockHeld while part of the task's older tree has it, even if the lock's file was
+        removed.
         """
         lock = FileLock(self.start.paths.writer_lock(task))
         if not self._writer_lock_is_free(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
@@ -402,9 +404,9 @@ class Processes(msgspec.Struct):
 
 
 def first_seen(seen: dict[tuple[int, float], float], one: tuple[int, float], now_s: float) -> float:
-    """Return when a process was first seen; a new process is noted.
+    """Return when a process was first seen, and remember a new process.
 
-    If too many are noted, forget the oldest.
+    If `seen` has too many processes, forget the oldest.
     """
     seen_s = seen.setdefault(one, now_s)
     if len(seen) > FINISHING_MAX:

@@ -50,7 +50,9 @@ DEATHS_SAID = 4  # tell the user about a death when this many failures count
 
 
 class StandbyState(Enum):
-    ABSENT = auto()  # one is made once the trainer trains, or before the first trainer if its imports are known
+    # A standby is made once the trainer has recorded its imports, or before the first trainer if an earlier launch
+    # recorded them.
+    ABSENT = auto()
     IMPORTING = auto()  # started; imports what the trainer has imported
     WAITING = auto()  # ready to become the trainer
     PROMOTING = auto()  # told to become the trainer; has not answered yet
@@ -224,7 +226,7 @@ class Standby(msgspec.Struct):
             # starts cold, so the standby must end.
             if self.mode == "hot":
                 self.unwanted(now_s, "the trainer was started without it")
-            self._is_wanted = False  # until that trainer trains
+            self._is_wanted = False  # until that trainer has recorded its imports
             return StartAttempt(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self.handle(StandbyEvent.TAKEN, now_s)
@@ -254,7 +256,10 @@ class Standby(msgspec.Struct):
         self._is_wanted = self.mode == "warm"
 
     def trainer_died(self) -> None:
-        """Make no new standby until training runs again. One that is being made is kept."""
+        """Make no new standby until the next trainer has recorded its imports.
+
+        A standby that exists is kept.
+        """
         self._is_wanted = False
 
     def unwanted(self, now_s: float, why: str) -> None:

@@ -61,6 +61,7 @@ class Closing:
         return wanted
 
     def _may_finish(self, service: ServiceSupervisor) -> bool:
+        # The service that keeps the state first answers whether the chief's last state is on disk.
         return self._roster.chief.unsettled is None or not service.spec.keeps_state
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:

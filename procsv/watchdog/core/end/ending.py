@@ -56,7 +56,7 @@ class EndOrder(msgspec.Struct):
 
     chief: TaskId
     request: Request | None = None
-    _asked: set[TaskId] = msgspec.field(default_factory=set)
+    _asked: set[TaskId] = msgspec.field(default_factory=set)  # the tasks that `take_due` has returned
     _chief_s: float = 0.0  # when the chief is asked at the latest, even if workers still run
 
     def begin_end(self, request: Request, now_s: float) -> None:

@@ -7,7 +7,7 @@ arguments.
     sends its first heartbeat                      300 s    (import)
     ends an iteration of its main loop,            60 s     (service)
     which usually takes less than a second
-    does so, if the main loop writes records       900 s    (save)
+    ends an iteration that writes records          900 s    (save)
     makes progress in a job: it has written or     300 s    half of the shorter of
     read a MiB, or ended an fsync or a rename               (restore) and (save)
 
@@ -67,6 +67,7 @@ class ServiceLiveness(msgspec.Struct):
         self._looked_s, last = now_s, self._last
         self._last = beat or last
         has_beaten = beat is not None and (last is None or beat.beat_s != last.beat_s)
+        # 0: no job is running, or none that can show progress.
         has_moved = beat is None or beat.moved in (0, LOOP_AT_DISK) or last is None or beat.moved != last.moved
         self._silent_s = 0.0 if has_beaten or waits_for_disk else self._silent_s + passed_s
         self._still_s = 0.0 if has_moved or waits_for_disk else self._still_s + passed_s

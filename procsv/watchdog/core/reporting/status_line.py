@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from procsv.base.run.run_file import RunFile
 
 RATE_S = 30.0  # the rate covers this much time
-LOOKS_MAX = 120  # readings kept for the rate
+LOOKS_MAX = 120  # readings (time and step) that are kept for the rate
 SOON_S = 0.5  # if the next start is due sooner than this, do not show how long it takes
 NAME_CHARS = 24  # of a loss's name
 _MARK, _BETWEEN = "▸ ", " · "

@@ -49,7 +49,7 @@ class AttemptRecord:
             None  # how long that attempt trained after its last save (TaskProgress.unsaved_s)
         )
         self.end: End | None = None  # how the last attempt ended
-        self._death_s = now_s  # when the old trainer died, or the run started
+        self._death_s = now_s  # when the last attempt ended; before that, when this launch started
         self._ready = 0  # the number of the newest attempt whose first step was reported
         self._frozen_s: float | None = None  # since when a signal has stopped the running trainer
 

@@ -111,10 +111,10 @@ class NextStart:
         return Reaction([Say(text, is_bad=True)])
 
     def _count(self, death: Death, now_s: float) -> tuple[int, Reaction]:
-        is_first = self.history.disk_full_s is None
+        is_first = self.history.disk_full_s is None  # no earlier attempt since the last save was ended by a full disk
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
-        may_save = self._progress.keeps_state or self.gang_size > 0
+        may_save = self._progress.keeps_state or self.gang_size > 0  # the state that it trained is saved
         is_over = isinstance(verdict, GiveUp) and verdict.is_final
         suspected_step = NO_STEP
         if may_save and self.history.count_crash(death, resumed_step, newest_step) and not is_over:

@@ -34,6 +34,7 @@ class TaskProgress:
         self.resumed_step = NO_STEP  # of the state that the running attempt resumed from, if known
         self.suspected_step = NO_STEP  # the next attempt must resume from an older state than this, if there is one
         self.avoided_step = NO_STEP  # the suspected_step that the running attempt was started with
+        # The step at which the unfinished training began, and the step on disk.
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit

@@ -27,13 +27,15 @@ class Stopping:
         self._task, self._observes = task, settings.observes
         self._grace_s = settings.launch.grace_s
         self._own_grace_s: float | None = None  # the grace period of a preemption of this task
-        self._is_serverless = False
+        self._is_serverless = False  # a parameter server that the attempt needs has ended
         self.reason: Reason = "final"  # what its last checkpoint records as the reason
         self.recycled = ""  # why it was asked to save and end for a restart; "": it was not
         self.we_killed = ""  # why the watchdog killed it; "": it did not
         self.is_told = False  # it was asked to end
         self.tree_is_gone = True
-        self._kill_at_s: float | None = None
+        self._kill_at_s: float | None = None  # when the attempt's time to end is over
+        # When the watchdog began to kill the attempt, or what it has left. None: it did not, nothing is left, or TREE_S_MAX
+        # is over.
         self._killed_s: float | None = None
 
     @property
