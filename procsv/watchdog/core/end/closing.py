@@ -23,7 +23,7 @@ class Closing:
         self._roster, self._ending = roster, ending
         self.exit_code: int | None = None
         self.gave_up = ""  # why the run was given up
-        self.is_stopped = False  # it ended before the training was complete
+        self.is_stopped = False  # the run has ended before the training was complete
 
     def advance_closing(self, now_s: float) -> list[Action]:
         """End the services, then quit.

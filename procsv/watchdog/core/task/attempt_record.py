@@ -45,9 +45,8 @@ class AttemptRecord:
         self.last_exit: LastExit | None = None
         self._report: Report | None = None  # the report of the last end, until `tell_report` returns it
         self.last = CountedAttempt()  # the last attempt that ended
-        self.unsaved_s: float | None = (
-            None  # how long that attempt trained after its last save (TaskProgress.unsaved_s)
-        )
+        # How long that attempt trained after its last save (TaskProgress.unsaved_s).
+        self.unsaved_s: float | None = None
         self.end: End | None = None  # how the last attempt ended
         self._death_s = now_s  # when the last attempt ended; before that, when this launch started
         self._ready = 0  # the number of the newest attempt whose first step was reported

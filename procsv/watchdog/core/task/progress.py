@@ -25,12 +25,11 @@ class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
         """`keeps_state`: this is the chief, whose state is saved."""
         self.keeps_state = keeps_state
-        self.outlives_attempts = any(
-            task.role == PS for task in settings.tasks
-        )  # parameter servers hold the trained variables, so the end of an attempt loses no steps
+        # Parameter servers hold the trained variables, so the end of an attempt loses no steps.
+        self.outlives_attempts = any(task.role == PS for task in settings.tasks)
         self.step = NO_STEP  # the newest step seen, from any attempt
         self.own_step = NO_STEP  # the newest step seen from the running attempt, or from the last one
-        self.offered_step = NO_STEP  # of the newest state when the attempt started, which it could restore
+        self.offered_step = NO_STEP  # of the newest state that the attempt could restore when it started
         self.resumed_step = NO_STEP  # of the state that the running attempt resumed from, if known
         self.suspected_step = NO_STEP  # the next attempt must resume from an older state than this, if there is one
         self.avoided_step = NO_STEP  # the suspected_step that the running attempt was started with
@@ -52,9 +51,9 @@ class TaskProgress:
         self.serving_s: float | None = None  # since when it serves variables to other tasks
         self.has_served = False  # it has served in this launch
         self.model: ModelProgress | None = None  # the model that it trains with others, on servers
-        self.steps_lost_with_servers: int | None = (
-            None  # steps of all tasks lost when the running attempt restored that model
-        )
+        # How many steps of all tasks a loss of servers cost, as found when the running attempt restored that model.
+        # None: not found yet, or this task is not the chief.
+        self.steps_lost_with_servers: int | None = None
 
     @property
     def handles_stop(self) -> bool:
@@ -179,7 +178,7 @@ class ModelProgress(msgspec.Struct):
     """
 
     step: int = NO_STEP  # the highest step since the model was last restored
-    _lost_at: int = NO_STEP  # the model's step when it was lost with its servers
+    _lost_at: int = NO_STEP  # the step that the model had when a server was lost; NO_STEP: none since the last restore
 
     def see(self, step: int) -> None:
         """Note a new step of a task.

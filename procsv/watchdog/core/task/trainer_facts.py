@@ -37,7 +37,8 @@ class LastSave:
         self._task = task
         self.unsettled: watchdog_messages.TrainerExited | None = None  # the question; None once it is answered
         self.error = ""  # why the last state is not on disk; "" if it is, or if that is unknown
-        self._avoid_step = NO_STEP  # for the next question: members of the gang crashed repeatedly from this state
+        # For the next question: gang members that resumed from the state at this step crashed repeatedly.
+        self._avoid_step = NO_STEP
 
     def ask_about(self, incarnation: int, *, is_clean: bool) -> None:
         """Ask whether the last state of an attempt that has ended is on disk.
