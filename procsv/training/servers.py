@@ -3,11 +3,11 @@
 This runs in a parameter server of a launch with several tasks. The chief's graph has ops on that
 server that call `capture_views` and `copy`. graph/server_capture.py adds the ops, and
 process/distribution.py registers the functions on the server. So a capture needs no session of the
-server's own, and no tensor travels. `capture_views` keeps views that no update changes, as the
-chief's own capture does, and copies the rest at once. `copy` copies the next piece, and the chief
-calls it until nothing is left. Each call is short, because it occupies one of the threads that
-apply updates. If the chief's slot is on another machine, the capture is copied into memory of this
-one and fetched from there.
+server's own, and no op sends a tensor to the chief. `capture_views` keeps views that no update
+changes, as the chief's own capture does, and copies the rest at once. `copy` copies the next piece,
+and the chief calls it until nothing is left. Each call is short, because it occupies one of the
+threads that apply updates. If the chief's slot is on another machine, the server copies the capture
+into memory of its own, and the chief fetches it from there.
 
 The slot belongs to the chief, which begins and publishes it. If chief or server is killed in
 between, the slot stays WRITING, and nobody reads it. The next chief's first `capture_views` drops
@@ -52,12 +52,12 @@ class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
     If `path` is empty and `is_far` is False, the server only warms up.
     """
 
-    owner: str  # a session of the chief; orders of an earlier one are dropped
-    number: int  # of the capture; each capture of the owner has a higher one than the one before
+    owner: str  # a session of the chief; a new owner's first order drops the captures of the previous owner
+    number: int  # of the capture; the owner numbers its captures in rising order
     path: str = ""
     device: int = 0  # device and inode identify the file
     inode: int = 0
-    is_far: bool = False  # the slot is on another machine, which fetches the capture; there is no path then
+    is_far: bool = False  # the slot is on another machine, which fetches the capture; `path` is empty
 
 
 _ORDER_DECODER = msgspec.msgpack.Decoder(CaptureOrder)
@@ -67,7 +67,7 @@ _OFFER_DECODER = msgspec.msgpack.Decoder(StateOffer)
 class TensorPlace(msgspec.Struct, frozen=True):
     """Where a tensor goes."""
 
-    offset: int  # bytes from the start of the slot's file
+    offset: int  # bytes from the start of the slot's file; in a far capture, of the server's own memory
     size: int  # bytes
     is_held: bool  # whether a view of it stays unchanged while training goes on
 
@@ -83,11 +83,11 @@ class _Taken:
     """One capture on its way into the slot."""
 
     def __init__(self, memory: Any, places: list[TensorPlace], views: list[Any], *, is_far: bool = False) -> None:
-        self.hashes: list[int] = []
+        self.hashes: list[int] = []  # of the tensors that are copied, in their order
         self.offer: Any = None  # how the chief's machine fetches the capture, encoded as int64s; None: not offered
         self._is_far = is_far
         self._memory, self._places, self._views = memory, places, views
-        self._done = 0  # bytes of the current tensor
+        self._done = 0  # how many bytes of the current tensor are copied and hashed
         self._hasher = xxhash.xxh3_64()
         self.left = sum(place.size for place in places)
         for number, place in enumerate(places):
@@ -287,7 +287,7 @@ class FarCaptures:
             return self._spare.pop(fit[0]) if fit else np.empty(size, np.uint8)
 
     def offer(self, memory: Any, number: int) -> StateOffer:
-        """Have `memory` sent on request. Nothing writes to it in the meantime.
+        """Have the sender send `memory` on request. Nothing writes to `memory` until it comes back.
 
         Raise UserError, PeerError or OSError if it cannot be sent.
         """

@@ -1,7 +1,7 @@
 """Decide whether a capture of a graph may mix updates of neighbouring steps.
 
-save_config.py and state.py ask this module. If a capture may mix updates, the manifest of its
-checkpoint says so.
+The modules that plan and take captures ask this one. If a capture may mix updates, the manifest of
+its checkpoint says so.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:
     """Return whether other tasks may change the variables of `graph` during a capture.
 
     Other tasks may change variables that parameter servers hold. If TF_CONFIG says that exactly one
-    task trains, there is no other task. Without TF_CONFIG, there may be others. This also holds for
-    SyncReplicasOptimizer: a thread of the chief applies the next update as soon as the gradients
-    have arrived.
+    task trains, there is no other task. Without TF_CONFIG, there may be others.
+
+    SyncReplicasOptimizer is no exception: a thread of the chief applies the next update as soon as
+    the other tasks' gradients have arrived, which may be during a capture.
     """
     devices = (tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in VARIABLE_OPS)
     if not any(device.job == PS for device in devices):

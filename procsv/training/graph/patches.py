@@ -1,8 +1,8 @@
-"""Make all changes to TensorFlow's own objects and modules, and undo them.
+"""Change TensorFlow's own objects and modules, and undo the changes.
 
-Other modules call this one for every such change, and pass in the object to change, so that this
-module does not import TensorFlow. A change that can be undone is a Patch with `apply` and `undo`.
-If other code has wrapped a patched attribute in the meantime, `undo` leaves the patch in place.
+The caller passes in the object to change, so that this module does not import TensorFlow. A change
+that can be undone is a Patch with `apply` and `undo`. If other code has wrapped a patched attribute
+in the meantime, `undo` leaves the patch in place.
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ def change_type(thing: Any, kind: type[Any]) -> None:
 
 
 def move_paths(things: Iterable[Any], names: Sequence[str], old: str, new: str) -> None:
-    """Move the paths in attributes `names` of `things` from directory `old` to `new`."""
+    """Replace directory `old` by `new` in the paths that `things` have in attributes `names`.
+
+    No file is moved, and paths outside `old` stay the same.
+    """
     for thing, name in itertools.product(things, names):
         path = getattr(thing, name, None)
         if path and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(old)):
@@ -172,7 +175,10 @@ class HiddenOps:
         return lambda: [op for op in get_operations() if op.name not in self.names]
 
     def _leave_out(self, nodes: Any) -> None:
-        """Delete the hidden nodes, from the end: they were added to a complete graph."""
+        """Delete the hidden nodes.
+
+        Search from the end: the graph was complete when the hidden ops were added.
+        """
         left, at = len(self.names), len(nodes) - 1
         while left and at >= 0:
             if nodes[at].name in self.names:

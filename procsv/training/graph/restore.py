@@ -63,7 +63,7 @@ def _named(names: list[str], between: str = ", ") -> str:
 
 
 def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, str], Any]:
-    """Return the types of the tensors that `saver` restores, and their shapes if they are known.
+    """Return the type of each tensor that `saver` restores, and its shape if it is known.
 
     The shapes are unknown if the Saver may change them (`reshape=True`), or if its ops do not show
     what it saves.
@@ -180,7 +180,7 @@ def _restore_or_send(saver: Any, session: Any, path: str) -> None:
         raise
     except tf.errors.NotFoundError as not_there:
         if not session.sess_str:
-            raise  # this process reads its own files
+            raise  # the session is in this process, so reading the files here would fail, too
         try:
             graph = read_restore_graph(saver, session.graph)
             reader = tf.train.load_checkpoint(path)

@@ -3,8 +3,9 @@
 A SaveConfig holds this decision. The Supervisor's constructor makes one, and so does the controller
 of a monitored session, once, when the graph is complete.
 
-A SaveConfig adds the capture op to the finalized graph. The op is hidden: the program does not find
-it among the graph's operations, and no GraphDef or event file has it.
+If procsv itself saves the state, the SaveConfig adds the capture op to the finalized graph. The op
+is hidden: the program does not find it among the graph's operations, and no GraphDef or event file
+has it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SaveConfig(msgspec.Struct):
     plan: CheckpointPlan | None = None
     capture: Capture | None = None
     why_not: str = ""  # why there is no capture
-    meta: bytes = b""
+    meta: bytes = b""  # the content of the checkpoints' `.meta` files; b"": they have none
     saves: bool = False  # whether to save the session's state by time, on request and at its end
 
     @staticmethod

@@ -58,7 +58,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
     """One tensor that a save op writes."""
 
     key: str
-    slice: str
+    slice: str  # which part of a partitioned variable, as SaveV2 spells it; "": the tensor is the whole variable
     tensor: Any  # tf.Tensor
     dtype: str
 

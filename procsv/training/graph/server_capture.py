@@ -3,11 +3,11 @@
 A Capture uses this module if the servers are tasks of the run. The servers' part is in servers.py.
 
 A capture has two phases. First, one session.run sends an order to each server. Each server takes
-views of its own variables and answers with a single number. In the same run, the chief takes views
-of all other tensors. Second, off the training thread, the chief copies its views into its slot and
-has the servers copy theirs, piece by piece. A server on the chief's machine copies into this slot.
-A server on another machine copies into memory of its own, and the chief fetches these bytes into
-the slot (`FarServer`).
+views of its own variables and answers with the global step, or with -1 if it does not hold the
+step. In the same run, the chief takes views of all other tensors. Second, off the training thread,
+the chief copies its views into its slot and has the servers copy theirs, piece by piece. A server
+on the chief's machine copies into this slot. A server on another machine copies into memory of its
+own, and the chief fetches these bytes into the slot (`FarServer`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SlotRange = tuple[int, int]  # offset in the slot's file, and size, in bytes
 
 
 class FarServer:
-    """A server on another machine, whose captures the chief fetches into its slot.
+    """A server on another machine. The chief fetches the server's captures into its own slot.
 
     Fetching runs off the training thread. The server sends its tensors as one sequence of bytes.
     The chief puts each tensor at its offset in the slot, and checks it against its hash there. A
@@ -184,7 +184,7 @@ class ServerCapture:
                 views = views_of([tensors[number] for number in numbers])
                 self._takes += tf.raw_ops.PyFunc(input=[self._order, theirs, step, *views], token=TAKE, Tout=[tf.int64])
                 self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
-        self._orders: dict[Any, CaptureOrders] = {}  # of the current session
+        self._orders: dict[Any, CaptureOrders] = {}  # by session; only the current session's are kept
 
     def capture_servers(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
         """Have the servers and the chief capture.

@@ -100,7 +100,7 @@ def set_pending_fetch(session: Any, pending: PendingFetch | None) -> None:
 
 
 def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
-    """Have the training thread call `call` before it closes `session`; None calls nothing."""
+    """Have the training thread call `call` before it closes `session`; None cancels that."""
     if isinstance(session, TrainingSession):
         session._procsv_at_close = call
 
@@ -108,8 +108,8 @@ def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
 def adopt_session(session: Any, boundary: Boundary) -> bool:
     """Make the calls of `session` pass `boundary`.
 
-    Return False, and change nothing, if `session` is not a plain Session. A wrapper that the
-    program has made is an example.
+    Return False, and change nothing, if `session` is not a plain Session but, for example, a
+    wrapper that the program has made.
     """
     if type(session) not in (tf1.Session, TrainingSession):
         return False
@@ -118,6 +118,7 @@ def adopt_session(session: Any, boundary: Boundary) -> bool:
     return True
 
 
+# The class that defines `Session.run`.
 _home: Any = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
 _lock = threading.Lock()
 _counters: list[CallCounter] = []

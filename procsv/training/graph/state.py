@@ -58,7 +58,7 @@ class GraphState(StateSource):
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
         self._gate: StepGate | None = None  # holds the other tasks between two steps during a capture
-        self._was_held: bool | None = None
+        self._was_held: bool | None = None  # whether the last capture held all tasks; None: none was taken with a gate
         self._told = ""  # the reason, already reported, why the servers do not capture
         self._boundary: Boundary | None = None
         self._is_adopted = False  # whether the session's calls pass the boundary

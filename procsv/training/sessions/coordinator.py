@@ -5,7 +5,7 @@ repairs:
 
 * It records an exception that follows a clean stop.
 * It raises an exception that was passed to it outside an `except` block.
-* It never replaces an interrupt with an error that the interrupt has caused.
+* If the user interrupts the program, it raises the interrupt, even if an error was recorded before.
 
 The Coordinator cannot end a thread. Instead it calls `free`, a function that its owner has set and
 that closes the session. This ends the session calls in which threads are blocked.
@@ -28,7 +28,7 @@ tf1 = tf.compat.v1
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
-# A process counts as blocked if it uses next to no CPU for IDLE_S while one of its threads is in a session call.
+# `join` takes threads for blocked if the process uses next to no CPU for IDLE_S while one of them is in a session call.
 # Threads that only poll stay below IDLE_CPU_SHARE_MAX of one core. After LATE_SHARE of the grace period, the session
 # is closed even if threads seem to work.
 IDLE_S = 2.0
@@ -45,7 +45,7 @@ class Coordinator(tf1.train.Coordinator):  # type: ignore[name-defined]  # tenso
         super().__init__(clean_stop_exception_types)
         self._exc_info_to_raise: ExcInfo | None
         self.free: Callable[[], None] | None = None  # closes the session that threads may be blocked in
-        self.may_be_idle = False  # other processes do the work, so an idle process proves nothing
+        self.may_be_idle = False  # whether other processes do the work; then idle does not mean blocked
 
     def request_stop(self, ex: Any = None) -> None:
         """Ask all threads to stop, and record `ex` if it is the first error.

@@ -6,15 +6,18 @@ one repair.
 
 In procsv's monitored sessions, all hooks get their event writers from SessionWriters. These writers
 send the events to the summary service. The CheckpointSaverHook requests a snapshot, which is taken
-between two steps, and the checkpoint service writes the files. The training thread waits for the
-disk in only three cases:
+between two steps, and the checkpoint service writes the files. While the session trains, the
+training thread waits for the disk in only three cases:
 
 * `save_steps` must save exactly every so many steps, and the previous checkpoint is not on disk.
 * A listener's `after_save` must find the checkpoint on disk.
-* A checkpoint after every run must be on disk when the run returns.
+* The hook saves after every run, so each checkpoint must be on disk when its run returns.
 
-In any other session, a CheckpointSaverHook behaves exactly like TensorFlow's. The second hook that
-saves in a session does so, too.
+The training thread also waits for the checkpoint before the first step, but only for some seconds,
+and for the last checkpoint.
+
+In any other session, a CheckpointSaverHook behaves exactly like TensorFlow's. So does a second hook
+that saves in the same session.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Write graph files and events, and save the first state if no checkpoint has it yet.
 
-        If the hook has listeners, save it in any case.
+        If the hook has listeners, save the first state in any case.
         """
         if self._controller is None:
             super().after_create_session(session, coord)
@@ -99,8 +102,8 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     """
 
     _request_summary: bool
-    _needed: frozenset[str] | None = None  # placeholders of the summaries
-    _known: dict[Any, bool]
+    _needed: frozenset[str] | None = None  # names of the placeholders that the summaries need
+    _known: dict[Any, bool]  # by what a run fetches and feeds: whether it feeds these placeholders
     _has_reported = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -124,8 +127,8 @@ class SummarySaverHook(tf_hooks.SummarySaverHook):
     def _is_fed(self, run_context: Any) -> bool:
         """Return whether this run feeds each placeholder of the summaries.
 
-        A placeholder that the program's own fetches need counts as fed, because a hook must feed it
-        if the program does not.
+        A placeholder that the program's own fetches need counts as fed: if the program does not
+        feed it, another hook must, or the run fails anyway.
         """
         graph, args = run_context.session.graph, run_context.original_args
         known = elements_of(graph, args.fetches, args.feed_dict)

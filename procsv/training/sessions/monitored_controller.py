@@ -1,9 +1,10 @@
 """Control a monitored session: its checkpoints, event files, recoveries and end.
 
-A MonitoredSession makes a controller if one of its hooks saves checkpoints, or under `procsv
-launch`. When the connection to a server is lost, the MonitoredSession replaces its *raw* session,
-which is TensorFlow's. The controller stays, and gives each raw session a TrainingRun of its own. It
-never calls a hook.
+A monitored session makes a controller if one of its hooks saves checkpoints. Under `procsv launch`
+it makes one even without such a hook, unless another session already trains in the process. When
+the connection to a server is lost, the monitored session replaces its *raw* session, which is
+TensorFlow's. The controller stays, and gives each raw session a TrainingRun of its own. The
+controller never calls a hook.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ def control_session(
 ) -> MonitoredController | None:
     """Return the controller for a session with these hooks.
 
-    Return None if procsv does not control the session: no hook saves, and there is no launched run
-    or it already trains. The controller keeps the checkpoints of one hook: the hook that saves into
-    the directory from which the session restores, or else the first hook that saves. A worker keeps
-    no checkpoints. Raise UserError if the launched run cannot use the hook's directory.
+    The controller manages the checkpoints of one hook: the hook that saves into the directory from
+    which the session restores. If no hook saves there, it is the first hook that saves. In a
+    worker's session, the controller manages no checkpoints, even if a hook saves.
+
+    Return None if no hook saves and `procsv launch` has not started this process, or another
+    session already trains in it. Then TensorFlow alone manages the session. Raise UserError if the
+    launched run cannot use the hook's directory.
     """
     launched, hook = current(), None
     if not isinstance(creator, tf_monitored.WorkerSessionCreator):
@@ -120,30 +124,32 @@ class MonitoredController(SessionController):
         snapshot_secs: SnapshotSecs,
         final_checkpoint: bool,
     ) -> None:
-        """Prepare for a session. `hook` saves the checkpoints that the run keeps.
+        """Prepare for a session. The checkpoints of `hook` become the run's checkpoints.
 
-        Without a hook, procsv only watches the session's progress.
+        If `hook` is None, procsv saves nothing and only watches the session's progress.
         """
         super().__init__(runtime, final_checkpoint)
         self._logdir, self._hook, self._snapshot_secs = logdir, hook, snapshot_secs
         self._writers = SessionWriters(runtime)
         self._hooks: list[Any] = []
+        # Why the next save happens: "start" until the first raw session trains, "final" once training has ended.
         self._reason: Reason = "start"
         self._creators_manager: AttributePatch | None = None
         # The step of the newest checkpoint that was requested, or that the session started from.
         self.saved_step = NOT_SAVED
         self._lost: Lost | None = None  # the last lost session that had trained
-        self._is_worker = False  # the chief saves the state of its workers
-        # The step at which the program resumes, if this is its first session.
+        self._is_worker = False  # whether this is a worker's session; only the chief saves state
+        # The step at which the first raw session resumed. None if it started fresh, or if another one has replaced it.
         self._resumed_at: int | None = None
-        # The step at which this session begins in an uninterrupted run.
+        # The step at which this session would begin in an uninterrupted run; NO_STEP if unknown.
         self._begins_at = NO_STEP
 
     # -- start -------------------------------------------------------------------------------------
     def open_writers(self, hooks: list[Any], creator: Any) -> None:
         """Install procsv's event writers where the hooks look for event writers.
 
-        Call this before the hooks begin.
+        Also give the controller to the hook whose checkpoints it manages. A worker gets no event
+        writers, unless it has such a hook. Call this before the hooks begin.
         """
         self._hooks = hooks
         if self._hook is not None:
@@ -158,8 +164,9 @@ class MonitoredController(SessionController):
     def prepare_session(self, creator: Any) -> None:
         """Connect to the run. Call this before each raw session is made.
 
-        For a chief, also install a session manager. If the session restores from the directory
-        whose checkpoints are kept, this manager restores the run's newest state.
+        For a chief, also decide how to keep the checkpoints, and install a session manager. If the
+        session restores from the directory of the managed checkpoints, the session manager restores
+        the run's newest state.
         """
         restores = isinstance(creator, tf_monitored.ChiefSessionCreator)
         self._is_worker = isinstance(creator, tf_monitored.WorkerSessionCreator)
@@ -201,7 +208,7 @@ class MonitoredController(SessionController):
         self.introduce_plan()
 
     def watch_session(self, session: Any, coord: Any) -> None:
-        """Start the TrainingRun of a new raw session whose state is in place."""
+        """Start the TrainingRun of a new raw session, whose state is restored or initialized."""
         self._introduce(session.graph)
         self.coord, self.writer = coord, self._hook._summary_writer if self._hook is not None else None
         is_recreated = self._reason != "start"
@@ -260,15 +267,16 @@ class MonitoredController(SessionController):
         Write the graph to the event files, and report at which step a hook will end the training.
         The chief writes the graph for its workers.
         """
-        if not self._is_worker:  # the chief describes the graph for its workers
+        if not self._is_worker:
             self._writers.describe_graph(graph, None)
         self._reason = "periodic"
         self.runtime.expect_steps(min(self._last_steps(), default=NO_STEP))
 
     def is_at_the_end(self) -> bool:
-        """Return whether the program resumes at the last step of its StopAtStepHook.
+        """Return whether the session has resumed at or after the last step of a StopAtStepHook.
 
-        Then nothing is left to train, but TensorFlow's hook would let one more step run.
+        Then nothing is left to train, but TensorFlow's hook would let one more step run. If so,
+        also note the step at which the program's next session begins.
         """
         step = self._resumed_at
         ends = [] if step is None else [last for last in self._last_steps() if step >= last]
@@ -294,13 +302,13 @@ class MonitoredController(SessionController):
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
         """Save the state at the end of the training thread's present call.
 
-        With `at_once`, or outside a call, save the present state. With `exactly`, save the state of
-        this very step, even if that means to wait for the previous checkpoint. Without `exactly`, a
-        later step is saved if no slot is free now. With `waits`, the call ends only when the
-        checkpoint is on disk or has failed.
+        With `exactly`, save the state of this very step, even if that means to wait for the
+        previous checkpoint. Without `exactly`, a later step is saved if no slot is free now. With
+        `waits`, the call ends only when the checkpoint is on disk or has failed.
 
-        This waits up to FIRST_SAVE_S_MAX for the first checkpoint of a session. The end of the
-        session waits for the last one.
+        With `at_once`, or outside a call, save the present state instead; `exactly` and `waits`
+        then have no effect. The save before the first step waits up to FIRST_SAVE_S_MAX until its
+        checkpoint is on disk. The end of the session waits for the last checkpoint.
         """
         assert self.training is not None
         assert self.training.snapshots is not None
@@ -371,10 +379,11 @@ class MonitoredController(SessionController):
         self._reason = "final"
 
     def save_at_end(self, error: type[BaseException] | None) -> None:
-        """Save a last checkpoint, and wait until it is on disk.
+        """Save the last state if `final_checkpoint` is set, and wait for the newest checkpoint.
 
-        `error` is the type of the error that ended training, if any. After an error, save only if
-        `final_checkpoint` asks for it. Never save a model that has diverged.
+        The newest checkpoint is the one of the last state, or the last that a hook has requested.
+        `error` is the type of the error that ended training, if any. After an error without
+        `final_checkpoint`, do nothing. If the model has diverged, do nothing, either.
         """
         training = self.training
         if training is None or training.snapshots is None or (error is not None and not self._final_checkpoint):

@@ -34,7 +34,7 @@ SILENT_ENDS = (tf.errors.OutOfRangeError, StopIteration)  # these alone end a `w
 class CoordinatedSessionCreator(tf_monitored.SessionCreator):
     """Makes a session, starts its threads and passes it to the hooks.
 
-    If one of these fails, it closes the session.
+    If a thread does not start or a hook raises an error, it closes the session.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class CoordinatedSessionCreator(tf_monitored.SessionCreator):
 
 
 class Monitored:
-    """What both kinds of sessions share. List it before TensorFlow's class among the bases."""
+    """What MonitoredSession and SingularMonitoredSession share.
+
+    List it before TensorFlow's class among the bases.
+    """
 
     _CoordinatedSessionCreator = CoordinatedSessionCreator
 
@@ -223,8 +226,8 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
             for each checkpoint.
         final_checkpoint: Whether every end of the session, also an error, leaves a checkpoint of
             the last state. A call that failed may have made half a step. Then the checkpoint is
-            made from the newest snapshot. False: only the hooks save at the end, and TensorFlow
-            calls them only if there was no error.
+            made from the newest snapshot. A model that has diverged is not saved. False: only the
+            hooks save at the end, and TensorFlow calls them only if there was no error.
     """
 
     def __init__(

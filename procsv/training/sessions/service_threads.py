@@ -205,7 +205,8 @@ def start_standard(supervisor: Any, session: Any, training: TrainingRun) -> list
     if training.snapshots is not None and supervisor.save_model_secs:
         kinds.append(SVTimerCheckpointThread)
     else:
-        # The program saves by itself. A snapshot becomes a checkpoint only after a crash, and at the end.
+        # With save_model_secs=0 the program saves by itself, and a snapshot becomes a checkpoint only after a crash and
+        # at the end. Without a Saver there are no snapshots, and this does nothing.
         supervisor._controller.start_cadence(training, supervisor.save_summaries_secs)
     threads = [kind(supervisor, session, training) for kind in kinds]
     for thread in threads:

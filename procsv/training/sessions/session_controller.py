@@ -51,7 +51,8 @@ class SessionController:
         self.is_in_run = False
         self._final_checkpoint = final_checkpoint
         self._user_saves: UserSaves | None = None
-        self._closed_by_program: Any = None  # the session that is saved if the program closes it
+        self._closed_by_program: Any = None  # the session whose state is saved if the program closes it
+        # Whether the checkpoint service has the plan, and whether graph.pbtxt is written.
         self._is_introduced = self._is_text_laid = False
 
     @property
@@ -61,7 +62,7 @@ class SessionController:
 
     # -- start -------------------------------------------------------------------------------------
     def configure(self, config: SaveConfig, save_path: str | None) -> None:
-        """Set how to keep checkpoints, once.
+        """Set how to keep checkpoints. Call this once.
 
         If `save_path` is given, also prepare to coordinate the program's own calls of its Saver
         with the checkpoint service.
@@ -79,7 +80,7 @@ class SessionController:
             self.runtime.stops.add_listener(self._on_stop)
 
     def introduce_plan(self) -> None:
-        """Send the plan to the checkpoint service, if there is a plan, and start the message flow.
+        """Send the plan to the checkpoint service, if there is a plan, and start receiving messages.
 
         From here on, the program's own calls of its Saver are coordinated with the service.
         """
@@ -137,7 +138,10 @@ class SessionController:
             training.snapshots.start_cadence(write_scalars)
 
     def mark_attempt(self, first_step: int) -> None:
-        """Mark the attempt at the step where it resumes. Call this after the START record."""
+        """Write into the event file at which step this attempt resumes.
+
+        Call this after the START record, which would make the mark void.
+        """
         mark = mark_attempt(self.runtime, first_step) if self.writer else None
         if mark is not None:
             self.writer.add_summary(mark, first_step)
@@ -202,9 +206,9 @@ class SessionController:
         return step if training.save(reason, training.final_save_s()) else saved_step
 
     def _has_failed(self) -> bool:
-        """Whether an error ends the session.
+        """Whether an error ends the session, so that a call may have made half a step.
 
-        An interrupt does not count, because Python raises it only once TensorFlow's call has ended.
+        An interrupt does not count: Python raises it only once TensorFlow's call has ended.
         """
         return isinstance(self.runtime.failure, Exception) or bool(getattr(self.coord, "has_error", False))
 
@@ -218,7 +222,7 @@ class SessionController:
 
         If another thread stays in a call of the session for CALL_S_MAX, only warn.
         """
-        self.let_close()  # the session may be closing right now
+        self.let_close()  # if the program closes the session now, that must not call this function again
         if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
             log.warning(
                 "procsv: the last state is not saved, because another thread is still in a call of the session; "
@@ -234,7 +238,7 @@ class SessionController:
         call_at_close(session, self._on_close)
 
     def let_close(self) -> None:
-        """Let the program close the session without a save: the caller ends the session itself."""
+        """Undo `watch_close`: the caller is about to save the last state or end the session."""
         session, self._closed_by_program = self._closed_by_program, None
         call_at_close(session, None)
 
@@ -244,7 +248,7 @@ class SessionController:
             self.runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_session(self) -> None:
-        """Release the session, which is about to be closed; procsv no longer touches it."""
+        """End the TrainingRun. The session is about to be closed, and procsv no longer touches it."""
         self.let_close()
         training, self.training = self.training, None
         if training is not None:

@@ -26,8 +26,10 @@ from procsv.training.snapshots.restore_client import BY_CHIEF, Origin, ask_newes
 tf1 = tf.compat.v1
 
 LOCAL = "local"
-CONFIG_AT = 6  # index in prepare_session's arguments after the master
-FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5  # after a worker's first check; grows up to recovery_wait_secs
+CONFIG_AT = 6  # index of `config` among the arguments of prepare_session that follow `master`
+# A worker's pause after its first check of the model, and the factor by which each further pause grows, up to
+# recovery_wait_secs.
+FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5
 
 declare("trainer.before_mark")
 
@@ -61,8 +63,8 @@ def restore_into(runtime: Runtime, session: Any, saver: Any) -> Origin:
 class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  # tensorflow is untyped
     """Restores the newest state for a chief, and makes a worker wait for its chief.
 
-    The state comes from memory or disk.
-    A worker checks with growing pauses whether the chief's model is ready.
+    The state comes from memory or disk. A worker checks with growing pauses whether the chief's
+    model is ready.
 
     If servers in other processes hold the variables, the values may have survived an earlier chief.
     The new chief keeps these values if they are complete and not older than the newest saved state.
@@ -71,7 +73,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None  # None: restores like TensorFlow's manager
-        self.origin: Origin | None = None
+        self.origin: Origin | None = None  # of the last session's state; None: TensorFlow's manager chose it
 
     def prepare_session(self, master: str, *args: Any, **kwargs: Any) -> Any:
         """Make a session with the newest state, a surviving model, or initialized variables."""

@@ -26,8 +26,8 @@ log = tf1.logging
 class _UseDefault:
     """Marks an argument that is not given.
 
-    It is equal to TensorFlow's marker, because programs may pass that marker, too.
-    Unlike TensorFlow's marker, it prints as `USE_DEFAULT` in signatures.
+    It is equal to TensorFlow's marker, because programs may pass that marker, too. Unlike
+    TensorFlow's marker, it prints as `USE_DEFAULT` in signatures.
     """
 
     def __eq__(self, other: object) -> bool:

@@ -77,7 +77,7 @@ def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
     Leave out the ends that an event file records at a step before `first_step`. Training resumes at
     `first_step`, so a record at this step or later is void, and its text is returned again.
     """
-    ends = list[tuple[float, str]]()  # an end's text, behind the step at which it is recorded (inf: nowhere yet)
+    ends = list[tuple[float, str]]()  # the step at which an event file records an end (inf: none does), and its text
     for line in lines:
         if line.role != role:
             continue

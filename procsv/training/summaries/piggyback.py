@@ -112,8 +112,9 @@ class PiggybackFetch:
     def _needed_along(self, needed: set[Any], runs_anyway: set[Any], fed: frozenset[str]) -> set[Any]:
         """Return the needed ops that must be part of the program's run.
 
-        These are the ops with an effect, and the ops behind them that the program's run executes
-        anyway. An op whose inputs from these cannot be passed to a second run belongs to them, too.
+        These are the ops with an effect, and the ops that use their results and that the program's
+        run executes anyway. If such a result cannot be passed to a second run, the ops that use it
+        are part of the program's run, too.
         """
         users: dict[Any, list[Any]] = {op: [] for op in needed}
         for op in needed:
@@ -153,7 +154,7 @@ def _has_effect(op: Any) -> bool:
 
 
 class PendingFetch:
-    """A due computation that waits for a run of the program which has all its effects anyway.
+    """A due computation that waits for a suitable run of the program, as `split` defines it.
 
     Once `is_over` is true, `value` is the result at global step `step`, or `error` says why the
     result could not be computed. If the program's own run failed, both are None.
