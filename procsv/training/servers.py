@@ -123,7 +123,7 @@ class _Taken:
         """Offer a whole capture to another machine. Raise CaptureRefused if it cannot be sent."""
         if self._is_far and self.is_whole and self.offer is None:
             try:
-                self.offer = as_numbers(far.offer(self._memory, number))
+                self.offer = encode_offer(far.offer(self._memory, number))
             except (UserError, PeerError, OSError) as error:
                 raise CaptureRefused(f"it cannot be sent: {error}") from error
             self._memory = None
@@ -165,7 +165,9 @@ class KeptViews:
                 self._taken[said.number] = _Taken(self._map(said), listed, list(views))
             elif said.is_far:
                 sizes = [place.size for place in listed]
-                packed = [msgspec.structs.replace(p, offset=at) for p, at in zip(listed, begins(sizes), strict=True)]
+                packed = [
+                    msgspec.structs.replace(p, offset=at) for p, at in zip(listed, offsets_of(sizes), strict=True)
+                ]
                 memory = self._far.memory(sum(sizes))
                 self._taken[said.number] = _Taken(memory, packed, list(views), is_far=True)
         at = int(step_at)
@@ -235,7 +237,7 @@ def _order_of(data: Any) -> CaptureOrder:
     return decode_msgpack(np.asarray(data, object).item(), _ORDER_DECODER)
 
 
-def begins(sizes: Sequence[int]) -> list[int]:
+def offsets_of(sizes: Sequence[int]) -> list[int]:
     """Return the offset in bytes of each tensor of a far capture, where they follow one another.
 
     The server's machine and the chief's both compute these offsets.
@@ -243,14 +245,14 @@ def begins(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
-def as_numbers(offer: StateOffer) -> Any:
+def encode_offer(offer: StateOffer) -> Any:
     """Encode `offer` as int64s, because the op can return nothing else."""
     data = encode_msgpack(offer)
     padded = data + bytes(-len(data) % 8)
     return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
 
 
-def from_numbers(numbers: Any) -> StateOffer:
+def decode_offer(numbers: Any) -> StateOffer:
     """Decode an offer. Raise ValueError if `numbers` is not one."""
     try:
         return decode_msgpack(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], _OFFER_DECODER)

@@ -19,9 +19,9 @@ from procsv.training.servers import (
     CaptureOrder,
     CaptureRefused,
     KeptViews,
-    as_numbers,
-    begins,
-    from_numbers,
+    decode_offer,
+    encode_offer,
+    offsets_of,
 )
 
 HELD, IN_PLACE = 1, 0
@@ -132,8 +132,8 @@ def test_an_offer_is_the_same_after_its_encoding() -> None:
     kept = KeptViews(NOWHERE)
     take(kept)
     _, told = copy_all(kept)
-    offer = from_numbers(told)
-    assert from_numbers(as_numbers(offer)) == offer
+    offer = decode_offer(told)
+    assert decode_offer(encode_offer(offer)) == offer
     assert offer.size == sum(array.nbytes for array in ARRAYS)
-    assert begins([3, 0, 2]) == [0, 3, 3]
-    assert begins([]) == []
+    assert offsets_of([3, 0, 2]) == [0, 3, 3]
+    assert offsets_of([]) == []

@@ -218,16 +218,16 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
         except (UnsupportedSaver, tf.errors.OpError, ValueError):
             changes = None  # TensorFlow's restore will report what is wrong
     if changes is not None and changes.differing:
-        raise KeysMissing(_told(path, changes)) if changes.missing else KeysDiffer(_told(path, changes))
+        raise KeysMissing(_error_text(path, changes)) if changes.missing else KeysDiffer(_error_text(path, changes))
     try:
         saver.restore(session, path)
     except tf.errors.NotFoundError as error:  # TensorFlow may find missing keys by the checkpoint's object graph
         if not changes:
             raise
-        raise KeysMissing(_told(path, changes)) from error
+        raise KeysMissing(_error_text(path, changes)) from error
 
 
-def _told(path: str, changes: Changes) -> str:
+def _error_text(path: str, changes: Changes) -> str:
     if OBJECT_GRAPH in changes.unused:
         return (
             f"Restoring from checkpoint failed: {path} was made by a program of another kind, with a "

@@ -93,10 +93,10 @@ class SaveConfig(msgspec.Struct):
         """Tell the checkpoint service, and each later one, how to name and keep checkpoints."""
         assert self.plan is not None
         if self.meta:
-            self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
+            self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._write_meta(runtime)))
         introduce_plan(runtime, self.plan)
 
-    def _lay_meta(self, runtime: Runtime) -> Path:
+    def _write_meta(self, runtime: Runtime) -> Path:
         """Write the `.meta` file where the service finds it, and return its path.
 
         The file is in shared memory, or in the run directory if shared memory is full. Its name has

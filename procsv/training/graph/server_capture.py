@@ -31,7 +31,7 @@ from procsv.ipc.bulk.transfer import Transfer
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
-from procsv.training.servers import COPY, NO_STEP, TAKE, CaptureOrder, begins, from_numbers
+from procsv.training.servers import COPY, NO_STEP, TAKE, CaptureOrder, decode_offer, offsets_of
 
 tf1 = tf.compat.v1
 
@@ -52,7 +52,7 @@ class FarServer:
 
     def __init__(self, host: str, places: Sequence[SlotRange], clock: Clock | None = None) -> None:
         self._host, self._places, self._clock = host, places, clock or SystemClock()
-        self._begins = begins([size for _, size in places])
+        self._starts = offsets_of([size for _, size in places])
 
     def fetch(self, told: Any, hashes: Sequence[int], memory: Any) -> None:
         """Fetch a capture into `memory`, the chief's slot.
@@ -61,7 +61,7 @@ class FarServer:
         expected hash of each tensor. Raise PeerError if the capture does not arrive whole.
         """
         try:
-            offer = from_numbers(told)
+            offer = decode_offer(told)
         except ValueError as error:
             raise PeerError(f"{self._host} has not said how its capture is fetched: {error}") from error
         slot: Any = np.frombuffer(memory, np.uint8)
@@ -77,10 +77,10 @@ class FarServer:
 
     def _put(self, slot: Any, at: int, data: bytes) -> None:
         """Copy `data`, which begins at byte `at` of the capture, to its places in `slot`."""
-        number, piece = bisect_right(self._begins, at) - 1, np.frombuffer(data, np.uint8)
+        number, piece = bisect_right(self._starts, at) - 1, np.frombuffer(data, np.uint8)
         while piece.nbytes:
             offset, size = self._places[number]
-            done = at - self._begins[number]
+            done = at - self._starts[number]
             part = piece[: size - done]
             slot[offset + done : offset + done + part.nbytes] = part
             at, piece, number = at + part.nbytes, piece[part.nbytes :], number + 1

@@ -59,7 +59,7 @@ class GraphState(StateSource):
         self._keep_meta = keep_meta
         self._gate: StepGate | None = None  # holds the other tasks between two steps during a capture
         self._was_held: bool | None = None  # whether the last capture held all tasks; None: none was taken with a gate
-        self._told = ""  # the reason, already reported, why the servers do not capture
+        self._reported_refusal = ""  # the reason, already reported, why the servers do not capture
         self._boundary: Boundary | None = None
         self._is_adopted = False  # whether the session's calls pass the boundary
         self._calls: CallCounter | None = None
@@ -137,8 +137,8 @@ class GraphState(StateSource):
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
         captured = self._capture.capture_now(self.session, into)
-        is_news, why = self._capture.refusal != self._told, self._capture.refusal
-        self._told = why
+        is_news, why = self._capture.refusal != self._reported_refusal, self._capture.refusal
+        self._reported_refusal = why
         if why and is_news:
             log.warning("procsv: the servers cannot capture their variables, so the chief fetches them: %s", why)
             if (runtime := current()) is not None:

@@ -56,7 +56,7 @@ class UserSaves:
                 self._holder = 0
             if saved:
                 self._own |= {anchor(saved)}  # a Saver that deletes nothing does not remember it
-                self._list_too(external, _parent(os.fspath(save_path)))
+                self._list_external(external, _parent(os.fspath(save_path)))
                 if local_path(saved) is not None:  # the service finds a remote one at its own next save
                     self._runtime.connection.tell_user_save(os.path.abspath(saved))
             return saved
@@ -105,7 +105,7 @@ class UserSaves:
             return None
         return [anchor(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
-    def _list_too(self, external: list[str], save_dir: str) -> None:
+    def _list_external(self, external: list[str], save_dir: str) -> None:
         """Add the checkpoints of other Savers to the list again: a Saver lists only its own.
 
         If a kill prevents this, the service adds them, because it knows these checkpoints, too.

@@ -109,8 +109,8 @@ def _is_same(directory: Any, other: Any) -> bool:
 def _summaries_every_s(hooks: list[Any]) -> float:
     """The shortest interval at which hooks write summaries by time."""
     timers = [getattr(hook, "_timer", None) for hook in hooks if isinstance(hook, tf_hooks.SummarySaverHook)]
-    told = [float(every_s) for timer in timers if (every_s := getattr(timer, "_every_secs", None))]
-    return min(told, default=SCALARS_EVERY_S)
+    intervals_s = [float(every_s) for timer in timers if (every_s := getattr(timer, "_every_secs", None))]
+    return min(intervals_s, default=SCALARS_EVERY_S)
 
 
 class MonitoredController(SessionController):
@@ -297,7 +297,7 @@ class MonitoredController(SessionController):
         """Write the final graph's events, once. If `has_text`, have graph.pbtxt written, too."""
         self._writers.describe_graph(graph, saver)
         if has_text:
-            self.lay_graph_text(graph, self._logdir)
+            self.write_graph_text(graph, self._logdir)
 
     def save(self, step: int, exactly: bool, at_once: bool, waits: bool) -> None:
         """Save the state at the end of the training thread's present call.
@@ -317,7 +317,7 @@ class MonitoredController(SessionController):
             until = SnapshotState.DURABLE if waits else SnapshotState.CAPTURED if exactly else SnapshotState.REQUESTED
             snapshots.request(SnapshotRequest(want="periodic", pinned=exactly, until=until))
             return
-        record = snapshots.capture_async(self._why())
+        record = snapshots.capture_async(self._save_reason())
         if record.failure is not None:
             self.saved_step = NOT_SAVED  # already logged; the end of the session tries again
         elif self._reason == "start":
@@ -333,9 +333,9 @@ class MonitoredController(SessionController):
         assert self.training.snapshots is not None
         snapshots, self.saved_step = self.training.snapshots, step
         with self.runtime.heartbeat.saving():
-            return snapshots.wait_settled(snapshots.take_snapshot(self._why()), FINAL_SAVE_S_MAX)
+            return snapshots.wait_settled(snapshots.take_snapshot(self._save_reason()), FINAL_SAVE_S_MAX)
 
-    def _why(self) -> Reason:
+    def _save_reason(self) -> Reason:
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     def last_due(self, step: int, every: int | None) -> int:

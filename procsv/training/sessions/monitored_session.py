@@ -125,8 +125,8 @@ class Monitored:
                 creator, self._hooks, stop_grace_period_secs, controller
             )
             if should_recover:
-                told = (controller.pause_recovery, controller.note_lost_session) if controller is not None else ()
-                self._sess = _RecoverableSession(self._coordinated_creator, *told)
+                callbacks = (controller.pause_recovery, controller.note_lost_session) if controller is not None else ()
+                self._sess = _RecoverableSession(self._coordinated_creator, *callbacks)
             else:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException as error:
@@ -162,11 +162,11 @@ class Monitored:
             self._controller.runtime.record_failure(error)
         try:
             self._close_internal(exception_type)
-        except Exception as besides:
+        except Exception as later:
             if exception_type is None or issubclass(exception_type, Exception):
                 raise
             # An interrupt or an exit is under way, and no later error may replace it.
-            log.error("procsv: closing the session failed, too: %s: %s", type(besides).__name__, besides)
+            log.error("procsv: closing the session failed, too: %s: %s", type(later).__name__, later)
         return exception_type is None
 
     def _close_internal(self, exception_type: type[BaseException] | None = None) -> None:

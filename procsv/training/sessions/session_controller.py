@@ -26,7 +26,7 @@ from procsv.training.sessions.session_manager import SessionManager
 from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 from procsv.training.summaries.marks import SNAPSHOT_INTERVAL, SNAPSHOT_STALL, make_scalar, mark_attempt
-from procsv.training.summaries.writer import lay_graph_text
+from procsv.training.summaries.writer import write_graph_text
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -51,9 +51,9 @@ class SessionController:
         self.is_in_run = False
         self._final_checkpoint = final_checkpoint
         self._user_saves: UserSaves | None = None
-        self._closed_by_program: Any = None  # the session whose state is saved if the program closes it
+        self._watched_session: Any = None  # the session whose state is saved if the program closes it
         # Whether the checkpoint service has the plan, and whether graph.pbtxt is written.
-        self._is_introduced = self._is_text_laid = False
+        self._is_introduced = self._is_text_written = False
 
     @property
     def has_plan(self) -> bool:
@@ -122,14 +122,14 @@ class SessionController:
         """
         clock, writer, written_s = self.runtime.clock, self.writer, self.runtime.clock.monotonic()
 
-        def write_scalars(told: Snapshots) -> None:
+        def write_scalars(figures: Snapshots) -> None:
             nonlocal written_s
             if not writer or not every_s or clock.monotonic() - written_s < every_s:
                 # Nothing is written in the first interval, so that a short run's event file has only what TensorFlow
                 # would write.
                 return
             written_s = clock.monotonic()
-            shown = {SNAPSHOT_INTERVAL: told.interval_s, SNAPSHOT_STALL: told.mean_stall_s * 1e3}
+            shown = {SNAPSHOT_INTERVAL: figures.interval_s, SNAPSHOT_STALL: figures.mean_stall_s * 1e3}
             values = [make_scalar(tag, value) for tag, value in shown.items()]
             step = training.read_step()
             writer.add_summary(tf1.Summary(value=values), step if step >= 0 else None)
@@ -146,11 +146,11 @@ class SessionController:
         if mark is not None:
             self.writer.add_summary(mark, first_step)
 
-    def lay_graph_text(self, graph: Any, logdir: Any) -> None:
+    def write_graph_text(self, graph: Any, logdir: Any) -> None:
         """Have graph.pbtxt written once. Call this when the graph is final."""
-        if not self._is_text_laid:
-            lay_graph_text(self.runtime, graph, logdir)
-            self._is_text_laid = True
+        if not self._is_text_written:
+            write_graph_text(self.runtime, graph, logdir)
+            self._is_text_written = True
 
     # -- events ------------------------------------------------------------------------------------
     def _on_durable(self, news: Durable) -> None:
@@ -234,12 +234,12 @@ class SessionController:
 
     def watch_close(self, session: Any) -> None:
         """Save the last state if the program closes `session` before it ends its supervisor."""
-        self._closed_by_program = session
+        self._watched_session = session
         call_at_close(session, self._on_close)
 
     def let_close(self) -> None:
         """Undo `watch_close`: the caller is about to save the last state or end the session."""
-        session, self._closed_by_program = self._closed_by_program, None
+        session, self._watched_session = self._watched_session, None
         call_at_close(session, None)
 
     def _on_close(self) -> None:

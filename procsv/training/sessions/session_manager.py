@@ -82,7 +82,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
         mark = WholeMark(master, self._graph, config)
         try:
-            if mark.is_set() and (session := self._session_on_living(master, config)) is not None:
+            if mark.is_set() and (session := self._session_on_survivor(master, config)) is not None:
                 return session
             mark.clear()  # after a kill from here on, the next chief restores even over a live model
             session = super().prepare_session(master, *args, **kwargs)
@@ -92,7 +92,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             mark.close()
         return session
 
-    def _session_on_living(self, master: str, config: Any) -> Any:
+    def _session_on_survivor(self, master: str, config: Any) -> Any:
         """Open a session on the model that survived behind `master`.
 
         Return None if the model is not ready, or is older than the saved state.
@@ -100,7 +100,10 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         self._target = master
         session = tf1.Session(master, graph=self._graph, config=config)
         try:
-            if self._why_not_ready(session) == (None, None) and (origin := self._living(session)) is not None:
+            if (
+                self._why_not_ready(session) == (None, None)
+                and (origin := self._origin_of_survivor(session)) is not None
+            ):
                 self.origin = origin
                 return session
         except BaseException:
@@ -109,7 +112,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         self._safe_close(session)
         return None
 
-    def _living(self, session: Any) -> Origin | None:
+    def _origin_of_survivor(self, session: Any) -> Origin | None:
         step = tf1.train.get_global_step(self._graph)
         now = int(session.run(step)) if step is not None else -1
         if self.runtime is None:

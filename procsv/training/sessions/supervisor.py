@@ -193,7 +193,7 @@ class Supervisor(tf_supervisor.Supervisor):
         if self._controller is None:
             super()._write_graph()
             return
-        self._controller.lay_graph_text(self._graph, self._logdir)
+        self._controller.write_graph_text(self._graph, self._logdir)
         if self._summary_writer and not self._graph_added_to_summary:
             self._summary_writer.add_graph(self._graph)
             self._summary_writer.add_meta_graph(self._meta_graph_def)

@@ -83,15 +83,15 @@ def MonitoredTrainingSession(
     context = distribute_coordinator_context.get_current_worker_context()
     if context:
         checkpoints = _fit_for_collectives(context, checkpoints, summaries)
-        elsewhere = _elsewhere(context)
+        ignored = _ignored_subdirectory(context)
         own = [*(hooks or ()), *((chief_only_hooks or ()) if context.is_chief else ())]
         own += _summary_hooks(
-            _place(summary_dir or checkpoint_dir, context.should_save_summary, elsewhere),
+            _directory_for(summary_dir or checkpoint_dir, context.should_save_summary, ignored),
             log_step_count_steps,
             summaries,
             scaffold,
         )
-        place = _place(checkpoint_dir, context.should_checkpoint, elsewhere)
+        place = _directory_for(checkpoint_dir, context.should_checkpoint, ignored)
         own += _checkpoint_hooks(place, checkpoints, scaffold, save_graph_def)
         log.info("all_hooks %r", own)
         creator = context.session_creator(
@@ -149,7 +149,7 @@ def _checkpoint_hooks(directory: Any, every: tuple[Any, Any], scaffold: Any, sav
 
 
 # -- workers of a distribution strategy ------------------------------------------------------------
-def _elsewhere(context: Any) -> str | None:
+def _ignored_subdirectory(context: Any) -> str | None:
     """Return the subdirectory for what this worker saves; None if it need not save.
 
     Under some strategies all workers must take part in saving, although only the chief's files are
@@ -160,10 +160,10 @@ def _elsewhere(context: Any) -> str | None:
     return f"tmp_{context.task_type}_{context.task_id}" if context.task_type else "tmp"
 
 
-def _place(directory: Any, is_ours: bool, elsewhere: str | None) -> Any:
+def _directory_for(directory: Any, is_ours: bool, ignored: str | None) -> Any:
     if not directory or is_ours:
         return directory
-    return os.path.join(directory, elsewhere) if elsewhere else None
+    return os.path.join(directory, ignored) if ignored else None
 
 
 def _fit_for_collectives(context: Any, checkpoints: tuple[Any, Any], summaries: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -171,7 +171,7 @@ def _fit_for_collectives(context: Any, checkpoints: tuple[Any, Any], summaries: 
 
     Workers that save at different steps would wait for each other forever.
     """
-    if _elsewhere(context) is None:
+    if _ignored_subdirectory(context) is None:
         return checkpoints
     if summaries[1]:
         log.warning(

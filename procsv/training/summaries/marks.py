@@ -61,7 +61,7 @@ def mark_attempt(runtime: Runtime, first_step: int) -> Any:
         return None
     values = [make_scalar(ATTEMPT, start.incarnation)]
     if start.incarnation > 1 and (
-        ends := untold_ends(read_journal(runtime.connection.paths.journal), str(start.task), first_step)
+        ends := unrecorded_ends(read_journal(runtime.connection.paths.journal), str(start.task), first_step)
     ):
         metadata = tf1.SummaryMetadata(
             summary_description=MEANING[ENDS], plugin_data=tf1.SummaryMetadata.PluginData(plugin_name="text")
@@ -71,7 +71,7 @@ def mark_attempt(runtime: Runtime, first_step: int) -> Any:
     return tf1.Summary(value=values)
 
 
-def untold_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
+def unrecorded_ends(lines: Iterable[Line], role: str, first_step: int) -> list[str]:
     """Return the texts that say why earlier attempts of the task `role` ended.
 
     Leave out the ends that an event file records at a step before `first_step`. Training resumes at

@@ -4,7 +4,7 @@ TensorFlow builds the events, and the summary service writes them to the event f
 and a monitored session make a SummaryWriter. Hooks and the program write through it before, during
 and after sessions. Only `flush` and `close` wait for the service, and only for a limited time.
 
-`lay_graph_text` has the service write the file `graph.pbtxt`.
+`write_graph_text` has the service write the file `graph.pbtxt`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ WAIT_S_MAX = 10.0  # after that, training starts without the file, which appears
 FILE_POLL_S = 0.005
 
 
-def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
+def write_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     """Write the text of the finalized `graph` to `graph.pbtxt` in `logdir`.
 
     The summary service writes the file. This process writes it if `logdir` is remote, or if the

@@ -16,7 +16,7 @@ from procsv.base.journal.file import Journal
 from procsv.base.journal.line import Line
 from procsv.base.system.system_clock import SystemClock
 from procsv.services.summary.event_file import read_records
-from procsv.training.summaries.marks import ATTEMPT, ENDS, ENDS_MAX, mark_attempt, mark_once, untold_ends
+from procsv.training.summaries.marks import ATTEMPT, ENDS, ENDS_MAX, mark_attempt, mark_once, unrecorded_ends
 from tests.support.journal import an_entry, append
 
 tf1 = tf.compat.v1
@@ -55,7 +55,7 @@ def attempts_in(ends: list[str]) -> list[int]:
 def test_each_end_is_marked_by_the_attempt_whose_record_of_it_lasts(
     lines: list[Line], first_step: int, wanted: list[int]
 ) -> None:
-    assert attempts_in(untold_ends(lines, "trainer", first_step)) == wanted
+    assert attempts_in(unrecorded_ends(lines, "trainer", first_step)) == wanted
 
 
 def a_runtime(tmp_path: Path, attempt: int, **more: Any) -> Any:
