@@ -77,6 +77,7 @@ def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, s
 
 
 def compare(wanted: Specs, there: Specs) -> Changes:
+    """Return how the graph differs from a saved state: `wanted` and `there` are their specs."""
     missing = [key for key, part in wanted if (key, part) not in there]
     differing = [
         f"{key} is {_shown(spec)} in the graph and {_shown(there[key, part])} in it"

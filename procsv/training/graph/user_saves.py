@@ -62,6 +62,10 @@ class UserSaves:
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a save into `save_path` writes the `checkpoint` file of our directory.
+
+        `args` and `kwargs` are the other arguments of Saver.save.
+        """
         latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
         writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
         here = _directory_of(save_path) == self._directory

@@ -336,6 +336,7 @@ class MonitoredController(SessionController):
             return snapshots.wait_settled(snapshots.take_snapshot(self._save_reason()), FINAL_SAVE_S_MAX)
 
     def _save_reason(self) -> Reason:
+        """Return the reason that the manifest of a checkpoint requested now records."""
         return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     def last_due(self, step: int, every: int | None) -> int:

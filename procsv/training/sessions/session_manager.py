@@ -113,6 +113,10 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         return None
 
     def _origin_of_survivor(self, session: Any) -> Origin | None:
+        """Return the origin of the surviving model, on which `session` is open.
+
+        Return None if the model is older than the saved state.
+        """
         step = tf1.train.get_global_step(self._graph)
         now = int(session.run(step)) if step is not None else -1
         if self.runtime is None:

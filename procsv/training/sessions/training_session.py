@@ -161,6 +161,10 @@ def _ignored_subdirectory(context: Any) -> str | None:
 
 
 def _directory_for(directory: Any, is_ours: bool, ignored: str | None) -> Any:
+    """Return where this worker writes; None if it writes nothing.
+
+    `is_ours`: the strategy has chosen this worker to write into `directory`.
+    """
     if not directory or is_ours:
         return directory
     return os.path.join(directory, ignored) if ignored else None
