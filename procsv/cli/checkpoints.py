@@ -1,7 +1,8 @@
 """`procsv checkpoints DIR`: list the checkpoints and their defects.
 
-Called by main.py. The command line imports no service, so the checkpoint service's own code reads
-the checkpoints in a separate process. It changes nothing, so the command may run beside a live run.
+Called by main.py. procsv.cli must not import a service, so this command starts a separate process.
+There, the checkpoint service's own code reads the checkpoints. It changes nothing, so the command
+may run beside a live run.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def list_runs(root: Path) -> list[FoundRun]:
 
 
 def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
-    """Return the runs of `list_runs`, and the run directories that this user cannot read."""
+    """Return what `list_runs` returns, and the directories of runs that this user cannot read."""
     found, closed = list[FoundRun](), list[Path]()
     for directory in {root, *(one for place in PLACES for one in root.glob(place))}:
         try:
@@ -67,8 +67,9 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
 
 
 def _may_be_run(directory: Path) -> bool:
-    """Whether an unreadable directory looks like a run: it is under runs/, or has a procsv
-    directory.
+    """Whether a directory that this user cannot read looks like a run's.
+
+    It does if it is directly under runs/, or has a subdirectory procsv.
     """
     try:
         return directory.absolute().parent.name == "runs" or (directory / "procsv").is_dir()
@@ -77,7 +78,7 @@ def _may_be_run(directory: Path) -> bool:
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the runs here and under runs/; if none matches, any directory."""
+    """Complete the directories of runs here and under runs/; if none matches, any directory."""
     names = [str(one.directory) for one in list_runs(Path())]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
@@ -87,9 +88,9 @@ def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = Fals
     """Declare the argument DIR and resolve it to the run's own directory.
 
     The user may give the run's own directory or the logdir that the program names. If DIR is
-    omitted, the command takes the newest run. With `changes_run` it takes the only active run
-    instead, and refuses to choose between several. With `of_checkpoints`, resolve DIR to the
-    directory that holds the checkpoints.
+    omitted, the command takes the newest run. A command with `changes_run` takes the only active
+    run instead, and refuses to choose between several. With `of_checkpoints`, resolve DIR to the
+    directory that holds the run's checkpoints.
     """
 
     def find(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -152,9 +153,7 @@ def find_run(directory: str) -> RunFile:
 
 
 def find_host(run: RunFile) -> str:
-    """Return the machine or container on which the run may be alive; "" if it is not alive
-    elsewhere.
-    """
+    """Return the other machine or container on which the run may be alive; "" if there is none."""
     lease = None if run.is_active or run.ended_at is not None else find_elsewhere(run.paths, run.run)
     return lease.place.host if lease is not None else ""
 
@@ -166,7 +165,7 @@ def refuse_elsewhere(run: RunFile) -> None:
 
 
 def _after_its_watchdog(run: RunFile) -> RunFile:
-    """Correct the steps of a run whose watchdog was killed.
+    """Return `run`, whose watchdog was killed, with the steps that were saved since.
 
     The services may have saved newer steps after the watchdog's death. Only the files beside the
     checkpoints record these steps; run.json does not.
@@ -184,7 +183,7 @@ def ask_watchdog(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) ->
 
     socket_path = run.paths.control_socket
     if not os.access(socket_path, os.W_OK):
-        return None  # there is no socket, or it belongs to another user
+        return None  # there is no socket, or this user may not write to it
     clock, context = SystemClock(), new_context()
     client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:

@@ -15,13 +15,14 @@ class Invocation:
     A command may set `after`. main.py calls it when click has finished, and exits with its result.
     """
 
-    asked_at: float  # Unix time
+    asked_at: float  # when the user called procsv, in Unix seconds
     after: Callable[[], int] | None = None
 
 
 def invocation() -> Invocation | None:
-    """Return the invocation of the current command; None if the command is called directly, as in a
-    test.
+    """Return the invocation of the current command.
+
+    Return None if main.py has not called the command, as in a test.
     """
     found = click.get_current_context().find_root().obj
     return found if isinstance(found, Invocation) else None

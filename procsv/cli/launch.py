@@ -1,7 +1,7 @@
 """`procsv launch`: do the cheap checks, then become the watchdog in the same process.
 
-Called by main.py. It imports nothing of the user's program. launching/ declares the options, in the
-groups that the help shows.
+With --detach, the watchdog is a new process instead. Called by main.py. This module imports nothing
+of the user's program. launching/ declares the options, in the groups that the help shows.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ def command(
 
 
 def _misplaced(args: tuple[str, ...]) -> str:
-    """Return the first program argument that is also an option of launch; "" if there is none."""
+    """Return the first of the program's arguments that is also an option of launch; "" if none is.
+
+    The user may have meant it for launch, and put it behind TARGET by mistake.
+    """
     options = {name for param in click.get_current_context().command.params for name in param.opts if name[:2] == "--"}
     return next((name for arg in args if (name := arg.partition("=")[0]) in options), "")
 
@@ -139,11 +142,11 @@ def _misplaced(args: tuple[str, ...]) -> str:
 def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
     """Run the watchdog, or a member of a run on several machines, and return the exit code.
 
-    This happens in the same interpreter. A new one would have to import again what is already
-    loaded, which is half of the watchdog's imports. The program would start later.
+    The watchdog runs in this interpreter. A new one would have to import again what is already
+    loaded, which is half of the watchdog's imports, and the program would start later.
     """
     if not sys.flags.safe_path and safe_path():
-        sys.path.pop(0)  # a file of the user in that directory must not shadow a library
+        sys.path.pop(0)  # the current directory or the script's: no file of the user there may shadow a library
     if placement is not None:
         forbid_dumps()  # this process has the run's keys
         raise_descriptor_limit()
@@ -158,8 +161,8 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
 def _begin_again(again: BeginAgain) -> NoReturn:
     """Replace this process by a new launch with the same command line.
 
-    It uses exec, because the scheduler has given its slot to this process. If a kill comes before
-    the exec, the other machines see that this machine is lost.
+    The new launch keeps the process id, because the scheduler has given its slot to this process.
+    If a kill comes before the exec, the other machines see that this machine is lost.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,8 @@
 """`python -m procsv.cli.notify`: send the event on standard input through Apprise.
 
-For `--notify`, the watchdog starts this module in a new process for each event. The event contains
-the URLs to notify. URLs may hold passwords, so they come on standard input: everybody on the
-machine can see a command line.
+With `--notify`, the watchdog starts this module in a new process for each event. The event contains
+the URLs to notify. URLs may hold passwords, so the watchdog sends them through standard input:
+everybody on the machine can see a command line.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def command(directory: str) -> None:
 
 
 def _wait_for_next(directory: str, before: RunFile) -> RunFile:
-    """Wait until the next attempt has started or the run has ended, and return the run as it is
-    then.
+    """Wait until the next attempt has started or the run has ended. Return the run's new state.
 
     This function sets no deadline, because the watchdog sets the deadlines of a restart.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-INTERRUPTED = "interrupted"  # the watchdog was killed, so nothing recorded how the run ended
+INTERRUPTED = "interrupted"  # the state of a run whose watchdog was killed before it recorded an end
 
 
 @click.command("status")
@@ -65,7 +65,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
         found = msgspec.structs.replace(found, crash_report=str(report))
     if not alive:
         is_over, host = run.state in FINAL_STATES, find_host(run)
-        is_gone = not host and not run.paths.shm_dir.is_dir()  # no snapshot in memory
+        is_gone = not host and not run.paths.shm_dir.is_dir()  # no snapshot is in memory any more
         found = msgspec.structs.replace(
             found,
             next_restart_in=None,
@@ -178,8 +178,10 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _say_state(status: dict[str, Any]) -> dict[str, str]:
-    """Say whether the run is active. If its watchdog was killed, also say when, and how to resume
-    the run.
+    """Say whether the run is active.
+
+    If the run may be alive on another machine, also say where to check. If its watchdog was killed,
+    also say when, and how to resume the run.
     """
     state = status["state"]
     if status["running"]:

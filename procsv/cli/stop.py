@@ -25,7 +25,7 @@ from procsv.cli.directory import ask_watchdog, directory_argument, find_run, ref
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
-LOOK_S = 1.0  # how long one wait lasts; Ctrl-C takes effect between two waits
+LOOK_S = 1.0  # the longest single wait; Ctrl-C may take this long to have an effect
 HINT_S = 30.0  # after this, suggest --now: a program that `procsv launch` did not start may ignore the request
 
 
@@ -104,7 +104,7 @@ def _open_launch(run: RunFile) -> tuple[int, int] | None:
 def _open_watchdog(run: RunFile) -> int | None:
     """Return a pidfd of the watchdog, or None if the watchdog is dead or the run has ended.
 
-    Another process may have the watchdog's pid by now. The lock of the run tells them apart.
+    Another process may have the watchdog's pid by now. Only the watchdog holds the run's lock.
     """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
@@ -115,8 +115,9 @@ def _open_watchdog(run: RunFile) -> int | None:
 
 
 def _is_ours_to_end(run: RunFile) -> bool:
-    """Return whether the process in `run` still holds its lock. UserError: the run is another
-    user's.
+    """Return whether the process that `run` names still holds the run's lock.
+
+    Raises UserError if the run is another user's.
     """
     try:
         return holds_run_lock(run)

@@ -1,4 +1,4 @@
-"""Define the types of option values: durations and ranges of durations, sizes, limits per phase.
+"""Define the types of option values, such as durations, sizes, ports and command lines.
 
 Used by the commands. Each is a click type, so values from the command line and from a TOML file
 pass the same check.
@@ -52,8 +52,9 @@ class Duration(_ParamType):
 
 
 class Parsed(_ParamType):
-    """A value that `parse` converts or checks. If `parse` raises ValueError, its text is the
-    message.
+    """A value that `parse` converts or checks.
+
+    If `parse` raises ValueError, the error's text becomes the message for the user.
     """
 
     def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
@@ -134,7 +135,7 @@ def _parse_range(value: Range | str) -> Range:
 
 
 SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
-COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" means none
+COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': a text that shlex can split; "": none
 NOTIFY = Parsed("URL", _parse_urls)  # slack://…, mailto://…
 PORT = Parsed("port", _parse_port)  # 9400, or 0.0.0.0:9400
 PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds per phase

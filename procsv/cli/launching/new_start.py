@@ -85,7 +85,7 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
 
 
 def newest_directory(name: str) -> Path:
-    """Return the directory of the newest run of `name`, or the one that the first run makes."""
+    """Return the directory of the newest run of `name`; without any, the directory for the first."""
     return max(_numbered(name), default=(1, RUNS / name))[1]
 
 
@@ -101,10 +101,9 @@ def make_new_directory(name: str) -> Path:
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
-    """Return the existing runs of target `name` with their numbers. A directory without a number
-    has number 1.
+    """Return the number and the directory of each existing run of target `name`.
 
-    If another target is itself called `name`-N, its run is left out.
+    A directory without a number has number 1. If another target is itself called `name`-N, its run is left out.
     """
     found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
     for directory in RUNS.glob("*-*"):
@@ -115,8 +114,11 @@ def _numbered(name: str) -> list[tuple[int, Path]]:
 
 
 def _is_run(directory: Path) -> bool:
-    """Return whether a launch made this directory. A directory that the user made may also end in a
-    number, such as a date. An empty directory counts as made by a launch, perhaps a moment ago.
+    """Return whether `directory`, whose name ends in a number, is a numbered run that a launch made.
+
+    It may be a directory that the user made and named after a date, for example, or the run of a
+    target whose own name ends in this number. An empty directory counts as a launch's: a launch may
+    have made it a moment ago.
     """
     run = read_run(directory / "procsv" / "run.json")
     if run is not None:
@@ -128,7 +130,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _name_of(target: str) -> str:
-    """Return the name of an earlier launch's target; "" if `target` is not a valid target now."""
+    """Return the name of `target`, which an earlier launch had; "" if it is no longer valid."""
     with contextlib.suppress(UserError):
         return parse_target(target, Path.cwd()).name
     return ""
@@ -181,7 +183,7 @@ def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
 
 
 def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
-    """Return the numbers of tasks that `placement` implies.
+    """Return the settings of launch that `placement` determines: how many tasks of each kind.
 
     Raises a usage error for options that do not work on several machines.
     """

@@ -138,7 +138,8 @@ def _show(
 ) -> None:
     """Print the chosen attempts one after another.
 
-    `lines` limits the output to its last lines; with `is_all`, it limits each log.
+    `lines`: print only that many lines from the end; with `is_all`, that many of each attempt.
+    `is_separated`: print a separator above each attempt. `is_over`: the run has ended.
     """
     if not is_all:
         out.begin_tail(lines)
@@ -167,7 +168,7 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
 
 
 def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
-    """Print the new output of a role. If the role has restarted, go on with its newest attempt."""
+    """Print the new output of a role. If the role was restarted, switch to its newest attempt."""
     newest, attempt = logs.newest(), logs.opened
     if attempt is not None:
         _copy(attempt, out, is_last=newest != attempt.number or is_over)
@@ -193,8 +194,8 @@ class Output:
         self._stream = stream
         self._filter = OutputFilter() if stream.isatty() else None
         self._lines: deque[bytes] | None = None  # None outside begin_tail and end_tail
-        self._rest = b""
-        self._is_at_start = True  # the last output ended its line
+        self._rest = b""  # the unfinished last line of the kept output
+        self._is_at_start = True  # whether the next byte begins a line
 
     def write(self, data: bytes) -> None:
         if self._lines is not None:

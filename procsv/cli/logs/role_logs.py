@@ -101,7 +101,10 @@ class AttemptLog:
             self._follower = LogFollower(log_of(run, role, number), with_older=True)
 
     def read_output(self, is_last: bool) -> bytes:
-        """Return the next part of the output. `is_last`: no process writes to the log any more."""
+        """Return the next part of the output; b"" if there is none now.
+
+        `is_last`: no process writes to the log any more.
+        """
         data = self._read_chunk(is_last)
         if not self._is_marked:
             return data

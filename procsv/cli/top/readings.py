@@ -43,7 +43,7 @@ class View(msgspec.Struct, frozen=True):
 
 class Readings:
     def __init__(self, directory: str, tag: str | None, clock: Clock) -> None:
-        """UserError if there is no run in `directory`."""
+        """Prepare to read the run in `directory`. `tag`: the scalar to show; None: one like a loss."""
         self._directory, self._clock = directory, clock
         self._steps: collections.deque[tuple[float, int]] = collections.deque()
         self.rates: collections.deque[Scalar] = collections.deque(maxlen=VALUES_MAX)
@@ -52,7 +52,7 @@ class Readings:
         self._lines: collections.deque[Line] = collections.deque(maxlen=EVENTS_MAX)
         self._saved: Saved | None = None
         self._journal: Tail | None = None
-        self._rest = b""
+        self._rest = b""  # the beginning of the journal's unfinished last line
 
     def take_view(self) -> View:
         run = find_run(self._directory)

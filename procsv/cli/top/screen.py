@@ -1,4 +1,4 @@
-"""Draw the screen of `procsv top` from a view. Pure.
+"""Draw the screen of `procsv top` from a view, in pure code.
 
 Used by command.py. The screen fits its width and height: wide lines are cut, and events fill the
 remaining lines.
@@ -26,7 +26,7 @@ from procsv.report.event_files import Scalar
 BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # eight levels of a curve; MARK is a restart of the program
 EVENTS_MIN = 3
 NAME_CHARS = 9
-CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # of a curve beside its figure: the first column, and the least width
+CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # the first column and the least width of a curve on the line of its figure
 SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # width of a chart's scale, and of the scale of a one-row curve
 FIGURES = 12  # lines of the screen that are not tables, charts or events
 CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # FRAME: the lines around a chart's rows

@@ -48,7 +48,7 @@ def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a target: modules and files in the current directory, and the examples."""
+    """Complete a target: modules and files in the current directory, and procsv's examples."""
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="file")]
     package, dot, _ = incomplete.rpartition(".")

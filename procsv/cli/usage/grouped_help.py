@@ -12,7 +12,7 @@ import click
 
 from procsv.cli.values import Duration
 
-_ALL = "procsv.help_all"  # in the context: --help-all was asked for
+_ALL = "procsv.help_all"  # key in the meta of click's context: set if --help-all was given
 _HELPS = {"help", "help-all"}
 
 
@@ -26,8 +26,9 @@ class OptionGroup:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in `groups`. The first group also gets the options
-    that belong to no group, such as --help.
+    """A command whose help shows its options in `groups`.
+
+    Options that belong to no group, such as --help, appear in the first group.
     """
 
     def __init__(
