@@ -74,7 +74,7 @@ def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) 
         single = value if param.multiple and isinstance(value, list) else [value]
         if any(isinstance(one, dict | list) or (isinstance(one, bool) and not _is_flag(param)) for one in single):
             raise UserError(f"{path}: {key} takes one value, as --{key} does on the command line")
-        _try(param, ctx, value, f"{key} in {path}")
+        _check_value(param, ctx, value, f"{key} in {path}")
         found[param.name] = value
     return found
 
@@ -95,7 +95,7 @@ def _is_flag(param: click.Parameter) -> bool:
     return bool(getattr(param, "is_flag", False))
 
 
-def _try(param: click.Parameter, ctx: click.Context, value: object, where: str) -> None:
+def _check_value(param: click.Parameter, ctx: click.Context, value: object, where: str) -> None:
     """Convert the value once here, so that the message of an error names the file."""
     import click
 

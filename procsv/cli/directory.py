@@ -140,7 +140,7 @@ def find_run(directory: str) -> RunFile:
         os.close(open_data(paths.run_json))
     run = find_run_in(paths)
     if run is not None:
-        return run if run.state in FINAL_STATES or run.is_active else _after_its_watchdog(run)
+        return run if run.state in FINAL_STATES or run.is_active else _with_later_saves(run)
     if not paths.logdir.is_dir():
         raise UserError(
             f"no run of {path} is known on this machine; look on the machine that ran it"
@@ -164,7 +164,7 @@ def refuse_elsewhere(run: RunFile) -> None:
         raise UserError(f"process {run.pid} on {host} has the run in {run.logdir}: give the command there", 1)
 
 
-def _after_its_watchdog(run: RunFile) -> RunFile:
+def _with_later_saves(run: RunFile) -> RunFile:
     """Return `run`, whose watchdog was killed, with the steps that were saved since.
 
     The services may have saved newer steps after the watchdog's death. Only the files beside the

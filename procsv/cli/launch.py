@@ -32,7 +32,7 @@ from procsv.base.system.processes import forbid_dumps, give_back_limit, raise_de
 from procsv.cli.config import check_environment
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
-from procsv.cli.launching.new_start import check_consistent_snapshots, check_min_workers, check_tasks, place
+from procsv.cli.launching.new_start import check_consistent_snapshots, check_min_workers, check_tasks, settings_of
 from procsv.cli.launching.new_start import make_start as make_start
 from procsv.cli.launching.run_options import MACHINES, RUN, TASKS
 from procsv.cli.usage.completion import complete_targets
@@ -110,14 +110,14 @@ def command(
     os.environ.pop(MOVED, None)  # for this launch only; a launch by the program must not inherit it
     secret = read_secret(secret_file) if secret_file is not None else b""
     if placement is not None:
-        settings |= place(placement, logdir, settings, has_secret=bool(secret))
+        settings |= settings_of(placement, logdir, settings, has_secret=bool(secret))
     check_min_workers(settings)
     check_consistent_snapshots(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    told = LaunchSettings(**settings, misplaced=_misplaced(args))
-    aimed = aim_at_tasks(faults, told.tasks)
-    told = msgspec.structs.replace(told, plan=aimed.encode())
-    start = make_start(logdir, target, args, told, begins_new)
+    options = LaunchSettings(**settings, misplaced=_misplaced(args))
+    aimed = aim_at_tasks(faults, options.tasks)
+    options = msgspec.structs.replace(options, plan=aimed.encode())
+    start = make_start(logdir, target, args, options, begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()
     asked_at = call.asked_at if call else 0.0
     start = msgspec.structs.replace(start, naming=naming, names_logdir=names_logdir, asked_at=asked_at)
@@ -166,9 +166,9 @@ def _begin_again(again: BeginAgain) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    told = {MOVED: encode_json(again.move).decode()} if again.move is not None else {}
+    moved = {MOVED: encode_json(again.move).decode()} if again.move is not None else {}
     give_back_limit()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **moved})
 
 
 def launch_detached(start: Start) -> int:

@@ -59,7 +59,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     is_running = alive and run.ended_at is None
     found = status_of(run, running=is_running, processes=(), snapshots=None)
     if is_running:
-        found = _seen_from_outside(run, found)
+        found = _fill_in_from_files(run, found)
     report = run.paths.crashes / f"{attempt_name(TaskId.parse(run.task), run.incarnation)}.txt"
     if run.gave_up and report.is_file():
         found = msgspec.structs.replace(found, crash_report=str(report))
@@ -79,7 +79,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     return builtins
 
 
-def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
+def _fill_in_from_files(run: RunFile, found: StatusObject) -> StatusObject:
     """Fill in what is missing from run.json or stale in it, from the heartbeat and the slots.
 
     This is for a watchdog that is alive but does not answer, for example after SIGSTOP.
@@ -124,7 +124,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     steps = f"{show_step(status['step'])}{total}   {saved}"
     habit = status.get("habit") or msgspec.to_builtins(STEPS)  # the program's; older watchdogs send none
     facts = {
-        **_say_state(status),
+        **_describe_state(status),
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
@@ -177,7 +177,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     return facts | {"goodput": f"{goodput:.1%}{launch}"}
 
 
-def _say_state(status: dict[str, Any]) -> dict[str, str]:
+def _describe_state(status: dict[str, Any]) -> dict[str, str]:
     """Say whether the run is active.
 
     If the run may be alive on another machine, also say where to check. If its watchdog was killed,

@@ -46,7 +46,7 @@ def command(directory: str, now: bool) -> None:
         _stop_launch(run, *launch)
     else:
         refuse_elsewhere(run)
-        click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
+        click.echo(printable(f"no run is active in {run.logdir}: {_describe_end(run)}"))
         return
     after = find_run(directory)
     if after.run == run.run and launch is not None:
@@ -55,7 +55,7 @@ def command(directory: str, now: bool) -> None:
     if after.run != run.run and after.is_active and after.ended_at is None:
         click.echo(f"ended; another launch has begun there since (process {after.pid})")
         return
-    click.echo(printable(f"ended: {_how(after)}"))
+    click.echo(printable(f"ended: {_describe_end(after)}"))
     sys.exit(0 if after.exit_code == exit_codes.DONE or after.state == "stopped" else 1)
 
 
@@ -136,7 +136,7 @@ def _ask_to_end(run: RunFile, now: bool, pidfd: int) -> None:
         raise UserError(f"process {run.pid} does not answer; if it is stopped, `kill -CONT {run.pid}` wakes it", 1)
 
 
-def _how(run: RunFile) -> str:
+def _describe_end(run: RunFile) -> str:
     at = f" at step {run.step}" if run.step >= 0 else ""
     durable = f"; step {run.durable_step} is on disk" if run.durable_step >= 0 else ""
     if run.ended_at is None:

@@ -182,7 +182,9 @@ def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
         )
 
 
-def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
+def settings_of(
+    placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool
+) -> dict[str, Any]:
     """Return the settings of launch that `placement` determines: how many tasks of each kind.
 
     Raises a usage error for options that do not work on several machines.

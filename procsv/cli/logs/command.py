@@ -78,10 +78,10 @@ def command(
     roles = list_roles(run) if node is None else list_roles_on(run, node)
     all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (roles if is_all else [role])]
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
-    if not any(chosen.values()) and follow and not is_all and _comes_yet(run, role):
+    if not any(chosen.values()) and follow and not is_all and _may_still_start(run, role):
         click.echo(f"the {role} has printed nothing yet; waiting for it", err=True)
     elif not any(chosen.values()):
-        _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
+        _raise_no_log(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer)
     try:
         _show(chosen, out, lines, is_all=is_all, is_separated=is_all or since_s is not None, is_over=_is_over(run))
@@ -110,13 +110,13 @@ def _is_over(run: RunFile) -> bool:
     return not run.is_active and not find_host(run)
 
 
-def _comes_yet(run: RunFile, role: str) -> bool:
+def _may_still_start(run: RunFile, role: str) -> bool:
     """Whether the run may still start a process with that role."""
     several = run.task != str(TRAINER) and role.partition(".")[0] in PROGRAM_ROLES
     return not _is_over(run) and (role == run.task or several)
 
 
-def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:
+def _raise_no_log(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:
     numbers = logs.numbers()
     if numbers and since_s is not None:
         raise UserError(f"{logs.role} has printed nothing in that time")
@@ -161,13 +161,13 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
     while not is_over:
         is_over = _is_over(run)  # checked before reading, so that the last output is still shown
         for logs in all_logs:
-            _go_on(logs, out, is_over)
+            _print_new_output(logs, out, is_over)
         out.flush()
         if not is_over:
             pause.wait(POLL_S)
 
 
-def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
+def _print_new_output(logs: RoleLogs, out: Output, is_over: bool) -> None:
     """Print the new output of a role. If the role was restarted, switch to its newest attempt."""
     newest, attempt = logs.newest(), logs.opened
     if attempt is not None:

@@ -132,8 +132,8 @@ class AttemptLog:
         began = datetime.fromtimestamp(started_s).astimezone().strftime(", %m-%d %H:%M:%S") if started_s else ""
         text = f"{self._role} {self.number}{began}"
         if (last := exits.get(self.number - 1)) is not None:
-            told = sentence(last.cause, last.evidence, last.step)
-            text = f"{self._role} {self.number - 1} {told} ── {text}"
+            ending = sentence(last.cause, last.evidence, last.step)
+            text = f"{self._role} {self.number - 1} {ending} ── {text}"
         return f"── {printable(text)} ──\n".encode()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Readings:
             list(self.rates),
             short_name(self._losses.name),
             self._losses.values,
-            [line.time for line in self._lines if _is_start_again(line, run)],
+            [line.time for line in self._lines if _is_restart(line, run)],
             self._saved,
             list(self._lines),
             self._clock.wall(),
@@ -110,5 +110,5 @@ class Readings:
                     self._saved = self._lines[-1].entry, self._lines[-1].time
 
 
-def _is_start_again(line: Line, run: RunFile) -> bool:
+def _is_restart(line: Line, run: RunFile) -> bool:
     return isinstance(line.entry, Spawned | Promoted) and line.role == run.task and line.incarnation > 1

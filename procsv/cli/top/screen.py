@@ -42,7 +42,7 @@ _BAD = frozenset(
     }
 )
 _GOOD = frozenset({"ready", "recovered", "run_completed", "ground_restored", "snapshots_resumed"})
-_LONG = frozenset({"args", "logdir", "run", "path", "from"})
+_LEFT_OUT = frozenset({"args", "logdir", "run", "path", "from"})
 
 
 def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> RenderableType:
@@ -268,7 +268,7 @@ def _event(line: Line, width: int) -> Text:
     fields = ", ".join(
         f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}"
         for name, value in entry.fields().items()
-        if name not in _LONG and value not in (None, "") and (name, value) != ("step", NO_STEP)
+        if name not in _LEFT_OUT and value not in (None, "") and (name, value) != ("step", NO_STEP)
     )
     crashed = isinstance(entry, Exited) and entry.cause not in ("completed", "stopped")
     style = "red" if crashed or entry.event in _BAD else "green" if entry.event in _GOOD else ""

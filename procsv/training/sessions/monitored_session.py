@@ -156,7 +156,7 @@ class Monitored:
     ) -> bool:
         if exception_type in SILENT_ENDS:
             if error is not self._raised_by_run:
-                log.warning("Training ends, as at the end of its input, by %s", _whence(error, trace))
+                log.warning("Training ends, as at the end of its input, by %s", _describe_error(error, trace))
             exception_type = error = None
         if error is not None and self._controller is not None:
             self._controller.runtime.record_failure(error)
@@ -206,7 +206,7 @@ class Monitored:
             controller.close_controller()
 
 
-def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
+def _describe_error(error: BaseException | None, trace: TracebackType | None) -> str:
     """Describe an error that no run raised, with the place where it was raised."""
     frames = traceback.extract_tb(trace)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
