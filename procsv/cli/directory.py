@@ -26,7 +26,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
-PLACES = ("*", "runs/*")  # searched below a directory, after itself; `procsv launch` makes runs/<target name>
+PLACES = ("*", "runs/*")  # where `find_runs` looks below a directory; `procsv launch` makes runs/<target name>
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 

@@ -1,6 +1,6 @@
 """`procsv report DIR`: account for every second of a run.
 
-Called by main.py. It reads the journal and run.json and changes nothing, so the run may be active.
+Called by main.py. It reads the run's files and changes none of them, so the run may be active.
 """
 
 from __future__ import annotations

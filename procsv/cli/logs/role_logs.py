@@ -1,7 +1,8 @@
 """Read the logs of one role: list its attempts, and read their output.
 
-A role is a task, a service or a standby. On several machines, the standby and the summary service
-of a member are named after its task: `standby-worker.0`, `summary-worker.0`.
+A role is a task, a service, a standby, or the watchdog of a run with `--detach`. On several
+machines, the standby and the summary service of a member are named after its task:
+`standby-worker.0`, `summary-worker.0`.
 
 Used by command.py, which prints a separator above each attempt. The separator says how the previous
 attempt ended. This module only reads files, and never waits for output.

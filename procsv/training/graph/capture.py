@@ -10,8 +10,8 @@ ref variables add one copy at memory speed.
 
 If parameter servers are tasks of this run, they capture their own variables in the same call
 (server_capture.py). If one of them refuses, the chief fetches all variables for the rest of the
-session, and `refusal` says why. A server may refuse only later, when it is to copy what it has
-captured. Then this capture is lost, too (CaptureLost).
+session, and `refusal` says why. If the server has already captured, and refuses to copy, this
+capture is lost as well (CaptureLost).
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The user may save at any time and from any thread. During a session, UserSaves replaces the `save`
 of the session's Saver. The replacement lets one save at a time write the `checkpoint` file, which
-has the list of checkpoints. Each save starts from the list in this file. So no checkpoint gets lost
-from the list, and each old checkpoint is deleted in its turn. UserSaves reports each save to the
-service. The checkpoints of other Savers stay listed, and this Saver does not delete them. Saves to
-other directories, and saves that do not write the list, go straight to TensorFlow.
+has the list of checkpoints. Each save starts from the list in this file. So every checkpoint stays
+on the list until it is deleted, and old checkpoints are deleted in order. UserSaves reports each
+save to the service. The checkpoints of other Savers stay listed, and this Saver does not delete
+them. Saves to other directories, and saves that do not write the list, go straight to TensorFlow.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 These are TensorFlow's threads with repairs. They work in the supervisor's graph, because new
 threads of a plain TensorFlow 2 program are in eager mode. They keep time by the monotonic clock,
-and skip the calls that a late call has delayed. A training step computes a summary that needs
-input, so that the summary takes no batch of its own. If no step can compute it, the summary op runs
-by itself. If its input is then missing or has ended, the thread logs this, and training goes on.
+and skip the calls that a late call has delayed. If a summary needs input, a training step computes
+it, so that the summary takes no batch of its own. If no step can compute the summary, the summary
+op runs by itself. If the input is then missing or has ended, the thread logs this, and training
+goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ tf1 = tf.compat.v1
 log = tf1.logging
 
 REPORTS_MAX = 10  # lines that a repeating report may log
-SESSION_CHECK_S = 1.0  # how often a waiting service checks whether another session has replaced its own
+SESSION_CHECK_S = 1.0  # how often a waiting thread checks whether another session has replaced its own
 PIGGYBACK_POLL_S = 0.05  # how often a due summary checks whether a training step has computed it
 # If no run has computed a due summary after this many seconds and this many runs, the summary op runs by itself.
 PIGGYBACK_S_MIN, PIGGYBACK_RUNS_MIN = 5.0, 20

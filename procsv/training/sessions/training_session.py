@@ -69,8 +69,9 @@ def MonitoredTrainingSession(
     """Return a MonitoredSession with the usual hooks for training.
 
     It takes the arguments of `tf.compat.v1.train.MonitoredTrainingSession`. Under `procsv launch`,
-    a chief without `checkpoint_dir` uses the run's logdir if its graph has a global step.
-    `snapshot_secs` and `final_checkpoint` work as in MonitoredSession.
+    a chief without `checkpoint_dir` uses the run's logdir if its graph has a global step and no
+    other graph has trained there. `snapshot_secs` and `final_checkpoint` work as in
+    MonitoredSession.
     """
     summaries = _one_of(save_summaries_steps, save_summaries_secs, (100, None))
     checkpoints = _one_of(save_checkpoint_steps, save_checkpoint_secs, (None, 600))
@@ -153,7 +154,7 @@ def _ignored_subdirectory(context: Any) -> str | None:
     """Return the subdirectory for what this worker saves; None if it need not save.
 
     Under some strategies all workers must take part in saving, although only the chief's files are
-    of use. The files in this subdirectory are ignored.
+    useful. Nobody reads the files in this subdirectory.
     """
     if type(context._strategy).__name__ not in _COLLECTIVE:
         return None

@@ -94,8 +94,8 @@ def mark_once(runtime: Runtime, writer: Any) -> None:
     """Mark the attempt in the file of a tf.summary writer, if it is not marked there yet.
 
     The caller is about to capture the state, and notes the file's length with it. Before the
-    attempt's first step this does nothing: the state is still the one from which the attempt began,
-    so it belongs to the previous attempt.
+    attempt's first step this function does nothing: the state is still the one from which the
+    attempt began, so it belongs to the previous attempt.
     """
     training: Any = runtime.training  # a TrainingRun
     if runtime in _marked or training is None or training.read_step() <= training.first_step:

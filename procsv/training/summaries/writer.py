@@ -94,7 +94,7 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
         SummaryToEventTransformer.__init__(self, StreamEventWriter(streams, str(logdir)))
 
     def hold_run(self, runtime: Runtime) -> None:
-        """Without `procsv launch`, keep the run until `close`, even when a session ends.
+        """Without `procsv launch`, keep the run open until `close`, even when a session ends.
 
         The program's next session then continues this event file. Under `procsv launch` this does
         nothing, because the run outlives sessions anyway.
@@ -104,7 +104,7 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
 
 
 GRAPH_FILE = "graph.pbtxt"
-WAITED_FOR_BYTES_MAX = 1 << 20  # nothing waits for a larger serialized graph; this one takes a second to write
+WAITED_FOR_BYTES_MAX = 1 << 20  # training does not wait for a larger graph; the service needs a second for this size
 WAIT_S_MAX = 10.0  # after that, training starts without the file, which appears later
 FILE_POLL_S = 0.005
 
