@@ -1,6 +1,7 @@
 """Define the actions that the core asks the main loop to perform.
 
-They are plain data.  Each docstring names the event that reports the result.
+They are plain data.  If an event reports the result of an action to the core, the action's
+docstring names that event.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class CheckpointCore:
         self.external_saves = self.directory.external_saves
         self.durable_count = 0
         self._has_predecessor = is_restarted
-        self._is_restarted = is_restarted  # until this has made the newest state due
+        self._is_restarted = is_restarted  # until `_reasons` has given this as a reason to save
         self._is_finishing = False
         self._out: list[Action] = []
 
@@ -401,8 +401,8 @@ def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: 
     """
     if not states.is_ours(info.run):
         return states.asks_directory
-    # Of this run, the present trainer has the slots since the last attempt that has restored.  Until an attempt has, the
-    # slots of earlier runs stay, too.
+    # In this run, the slots of the last attempt that has restored a state, and of later attempts, are the present
+    # trainer's.  Until an attempt of this run has restored one, the slots of earlier runs stay, too.
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
     is_unsaved = info.state is SlotState.READY and not states.is_saved(info.run, info.incarnation, info.sequence)
     return (

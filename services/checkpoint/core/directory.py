@@ -48,8 +48,8 @@ class ExternalSaves(msgspec.Struct):
     """External checkpoints as the scans have seen them.  Times are monotonic, except `_baseline_s`.
 
     `_since` holds the checkpoints that are still to be settled.  It maps the path to the signature
-    and to the time at which a scan first saw that signature.  If the checkpoint could not be read,
-    the time is later.
+    and to the time at which a scan first saw that signature.  After a failed attempt to read the
+    checkpoint, that time is set into the future, so that the next attempt waits.
 
     `_done` holds the settled checkpoints: path -> signature.
 
@@ -162,7 +162,10 @@ class ExternalSaves(msgspec.Struct):
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
     def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
-        """Acknowledges settled reports: the checkpoint is adopted, unusable or gone."""
+        """Acknowledges settled reports: the checkpoint is adopted, unusable or gone.
+
+        If it was adopted as another Saver's, also assigns it to the supervised Saver.
+        """
         settled = [path for path in self._told if path not in open_paths]
         late = self._adopted_as_external.intersection(settled)
         self._adopted_as_external -= late
@@ -192,7 +195,7 @@ class ExternalSaves(msgspec.Struct):
         """Handles the result of an adoption.
 
         If nothing was adopted, the checkpoint may have changed, or another Saver may hold the lock.
-        A later scan then tries again.
+        Then a later scan decides again.
         """
         examined = taken.examined
         if taken.durable is None:
@@ -223,7 +226,7 @@ class Directory:
         self.is_stocked = False  # whether the contents are known
         self._stock_again_s: float | None = None
         self._last_scan = 0  # number of the scan that must end before the run may end
-        self._adopt_by_s = math.inf  # how long the end of the run waits for adoptions
+        self._adopt_by_s = math.inf  # until when the end of the run waits for adoptions
         self._scanned_at = 0  # the newest durable sequence when the scan began
         self._trouble = ""  # as last announced
 

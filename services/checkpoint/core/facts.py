@@ -43,8 +43,9 @@ class DiskState(msgspec.Struct, frozen=True):
     """The checkpoints on disk when a plan arrives.
 
     The newest checkpoint is the one that a restore would take.  `newest_step` is its step, -1 if
-    there is no checkpoint.  `newest_sequence` is its sequence, 0 if it is not ours.  `durable` is
-    set if it is ours and was verified.
+    there is no checkpoint.  `newest_sequence` is its sequence, 0 if it is not ours.  `durable`
+    describes the newest checkpoint if it is ours and was verified; otherwise it is None.  `kept`
+    lists our own checkpoints that are kept now, oldest first.
     """
 
     newest_step: int
@@ -136,7 +137,7 @@ class AdoptionResult(msgspec.Struct, frozen=True):
     examined: Verified
     own: bool  # saved by the supervised Saver
     durable: Durable | None
-    is_latest: bool = False
+    is_latest: bool = False  # the `checkpoint` file names the adopted checkpoint as the latest
 
 
 def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:

@@ -104,12 +104,14 @@ class PendingReplies(msgspec.Struct):
         is_hopeless: bool = False,
         is_disk_known: bool = True,
     ) -> list[Reply]:
-        """Answers peers that wait for a trainer's last state to be on disk.
+        """Answers the endings that no longer wait for a save.
 
-        `is_adopting`: external checkpoints are still being adopted, and the end of the run waits
-        for them.  `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False
-        until the directory is listed.  Until then, a state that is gone from memory may be on disk
-        after all, and what a killed service left of a save is still there.
+        `after_failure`: a save, or the listing of the directory, has just failed.  `is_adopting`:
+        external checkpoints are still being adopted, and the end of the run waits for them.
+        `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False until the
+        directory is listed.  Until then, two endings wait: an ending whose state is gone from
+        memory, because it may be on disk after all; and the end of the run, because the listing
+        also finishes or removes a save that a kill interrupted.
         """
         replies = []
         for ending in list(self._endings):

@@ -33,10 +33,10 @@ class States(msgspec.Struct):
     newest_step: int = -1  # of the newest checkpoint, by its manifest or name
     checkpoint_sequence: int = 0  # of the newest checkpoint; 0 if it is not ours
     run_began: float = -math.inf  # Unix seconds
-    _newest_time: float = math.inf  # when another writer wrote the newest checkpoint; inf if it is ours
-    kept: tuple[str, ...] = ()
-    top_sequence: int = 0  # the highest ever seen
-    told: SavableState | None = None  # the newest state of this run that was ever in memory
+    _newest_time: float = math.inf  # when another writer wrote the newest checkpoint; inf: ours, or unknown
+    kept: tuple[str, ...] = ()  # our own checkpoints that are kept now, oldest first
+    top_sequence: int = 0  # the highest sequence ever seen
+    told: SavableState | None = None  # this run's newest state that was ever in memory; see `restored`
     slots: tuple[SlotInfo, ...] = ()
     staged: list[SavableState] = msgspec.field(default_factory=list)
     _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # unreadable states, oldest first
@@ -62,7 +62,8 @@ class States(msgspec.Struct):
     def restored(self, incarnation: int) -> None:
         """Notes that a trainer has restored.
 
-        If an earlier trainer's state was lost, it is not missed any more.
+        It has taken an older state if an earlier trainer's state was lost, so `find_lost` no longer
+        reports the loss.
         """
         if self.told is not None and self.told.incarnation < incarnation:
             self.told = None
@@ -93,7 +94,7 @@ class States(msgspec.Struct):
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
-        # Otherwise the program has saved a later state by itself, and that state stays the newest.
+        # If none of these holds, the program has saved a later state by itself, and that state stays the newest.
         if self.checkpoint_sequence or self._precedes_run or durable.step > self.newest_step:
             self._note_newest(durable.step, durable.sequence)
 
@@ -106,7 +107,10 @@ class States(msgspec.Struct):
         self._note_newest(*((good.step, good.sequence) if good is not None else (-1, 0)))
 
     def adopted(self, durable: Durable, is_latest: bool) -> None:
-        """Notes that an external checkpoint has its manifest."""
+        """Notes that an external checkpoint has its manifest.
+
+        `is_latest`: the `checkpoint` file names it as the latest.
+        """
         self.kept = durable.all_paths
         if is_latest:
             self._note_newest(durable.step, durable.sequence)
@@ -123,15 +127,15 @@ class States(msgspec.Struct):
         self.newest_step, self.checkpoint_sequence, self._newest_time = step, sequence, time
 
     def forget_disk(self) -> None:
-        """Forgets the checkpoints on disk, because the new plan saves to another place."""
+        """Forgets the checkpoints on disk, because the new plan saves under another path."""
         self.kept = ()
         self._note_newest(-1, 0)
 
     def lose(self, state: SavableState, is_bad: bool) -> bool:
         """Notes a state that could not be read.
 
-        Returns True if the state is bad and not known as bad yet: a save and a verification may
-        both find it.
+        The service does not try it again if it is damaged (`is_bad`) or staged.  Returns True if it
+        is damaged and the damage was not known yet: a save and a verification may both find it.
         """
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:

@@ -59,7 +59,7 @@ class CheckpointFiles(Protocol):
     def previous_owner(self, plan: CheckpointPlan) -> str:
         """Return the run on another machine that saved here before ours.
 
-        Return "" if this place does not record it.
+        Return "" if there was none, or if the directory does not record it.
         """
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:

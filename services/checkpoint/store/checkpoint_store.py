@@ -1,7 +1,7 @@
 """Write checkpoints from snapshots, find and verify them, and delete old ones.
 
-Only the disk thread calls the store, so commits, searches and deletions never race. The store makes
-a checkpoint's files on this machine, and a CheckpointFiles (checkpoint_files.py) moves them into
+Commits, searches and deletions run only on the disk thread, so they never race. The store makes a
+checkpoint's files on this machine, and a CheckpointFiles (checkpoint_files.py) moves them into
 place. The store never decides when to save and never talks to a peer.
 """
 
@@ -58,7 +58,10 @@ class SlotGone(Exception):
 
 
 class SlotBad(Exception):
-    """The slot's contents do not match their checksums. The text names the tensor."""
+    """The slot's contents, or the staged files, do not match their checksums.
+
+    The text says what is damaged.
+    """
 
 
 class Store:
@@ -74,8 +77,8 @@ class Store:
     def lineage(self) -> frozenset[str]:
         """Return the earlier runs of this logdir that left snapshots in shared memory.
 
-        Also record this run for the next service. Snapshots of any other run belong to a deleted
-        logdir and are not restored.
+        Also record this run for the next service. A snapshot of a run that is not recorded belongs
+        to a deleted logdir and is not restored.
         """
         last = read_run(self._paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())

@@ -215,10 +215,10 @@ class StagingArea:
             fence.remove(stale)  # a file of the older checkpoint; `replaced` has a link to it
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
-        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the
-        # previous one. `put` syncs the directory once the manifest is in place, and with it the names
-        # of the files. So no power failure can leave the checkpoint listed without its files.
+        # Killed here: the checkpoint is complete but not listed, so TensorFlow still reads the previous one.
         failpoint("checkpoint.before_manifest")
+        # `fence.put` syncs the checkpoint's directory after it has placed the manifest. The sync also makes the
+        # names of the other files durable, so no power failure can leave the checkpoint listed without its files.
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # Killed here: the checkpoint is complete and verifiable, but not the latest yet.
         failpoint("checkpoint.before_state")
@@ -305,8 +305,8 @@ class StagingArea:
         disk.try_to_remove_tree(_temporary_of(kept))
         disk.try_to_remove_tree(kept)
         # Killed here after a commit: the next start carries out the intent again, which changes nothing.
-        # Killed here after an undo: the next start undoes the commit again, or, if all files are still staged,
-        # finishes it.
+        # Killed here after an undo: the next start undoes the commit again. But if the commit failed before it had
+        # placed a file, all files are still staged, and the next start finishes the commit.
         with contextlib.suppress(OSError):
             disk.unlink_if_there(staging / INTENT)
         disk.try_to_remove_tree(staging)

@@ -29,8 +29,8 @@ class Intent(msgspec.Struct, frozen=True):
     manifest: Manifest
     state_file: str
     save_path: str  # from the plan; decides whether listed paths are relative
-    relative: bool
-    listed: tuple[str, ...]  # the new list in the `checkpoint` file, oldest first; the last is `path`
+    relative: bool  # from the plan: list relative paths in any case
+    listed: tuple[str, ...]  # the new list in the `checkpoint` file, oldest first; includes `path`
     delete: tuple[str, ...]  # older checkpoints to delete once this one is in place
     state_before: str | None  # the `checkpoint` file before the commit, for an undo; None if there is none
     replaces: bool  # a checkpoint of this name exists and is set aside before any file is placed
@@ -64,8 +64,9 @@ def write_intent(staging: Path, intent: Intent) -> None:
 def read_intent(staging: Path) -> Intent | None:
     """Read the intent of a commit.
 
-    Return None if there is no intent, or if it is damaged, was made for another place, or would
-    change files other than its checkpoint's. OSError if it cannot be read now.
+    Return None if there is no intent, or if it is damaged. Also return None if it is for a directory
+    outside the logdir and was made elsewhere, or if it would place a file that is not its
+    checkpoint's. OSError if it cannot be read now.
     """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)
@@ -90,7 +91,7 @@ def read_intent(staging: Path) -> Intent | None:
 
 
 def _is_plain(intent: Intent, directory: str) -> bool:
-    """Whether the intent changes only files of its own checkpoint, and the `checkpoint` file."""
+    """Whether the intent places only files of its own checkpoint, and a list in its directory."""
     base = intent.path.rpartition("/")[2]
     names = [name == base or (name.startswith(f"{base}.") and "/" not in name) for name in intent.manifest.files]
     return all(names) and _is_in(intent.path, directory) and _is_in(intent.state_file, directory)

@@ -26,7 +26,7 @@ class Item(msgspec.Struct, kw_only=True):
     step: int
     bytes: int
     time: float | None  # None if none of its files is left
-    reason: str | None  # None: not written by procsv
+    reason: str | None  # None: there is no readable manifest
     incarnation: int | None
     listed: bool  # in the `checkpoint` file
     latest: bool  # what TensorFlow would restore

@@ -51,15 +51,16 @@ class LocalFiles:
     def __init__(
         self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
     ) -> None:
-        """`on_change`: called with the files that are about to be written or removed.
+        """`on_change`: called before each commit.
 
-        These are indexes and `checkpoint` files.
+        Its argument lists the indexes and the `checkpoint` file that the commit will write or
+        remove.
         """
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
         self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
         self._rotation = Rotation(start, StoredState(self._paths.home))
-        self._recovered: set[Path] = set()  # directories in which interrupted deletions are finished
+        self._recovered: set[Path] = set()  # directories whose interrupted deletions this process has finished
         self._undeleted: list[str] = []  # checkpoints that the last commit could not delete
 
     def has_logdir(self) -> bool:
@@ -144,7 +145,7 @@ class LocalFiles:
     ) -> tuple[str, ...]:
         area, directory = staging
         listing = list_checkpoints(plan)
-        # A checkpoint that replaces one of the same name keeps its owner.
+        # If the new checkpoint replaces another Saver's of the same name, it counts as that Saver's, too.
         is_external = self._rotation.is_known_external(path, listing.manifests)
         manifest = msgspec.structs.replace(manifest, is_external=is_external)
         outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
@@ -176,14 +177,18 @@ class LocalFiles:
         self._catalog.trust(path)
         self._rotation.note_written(plan, listed, outcome.next_keep)
         with contextlib.suppress(OSError):
-            finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifests
+            # When a Saver of the program deletes a checkpoint, it leaves the manifest.
+            finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
 
     # -- checkpoints of other writers ------------------------------------------------------------------------
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Adopt a checkpoint. An OSError leaves everything unchanged.
+        """Adopt a checkpoint.
+
+        After an OSError, either the checkpoint has no manifest yet, or it has its manifest and the
+        next save repairs the list.
 
         `own`: the supervised Saver has saved it. The trainer reports this only after the save has
         ended. So if `own` is False and a Saver holds the lock, the owner is still unknown, and the
@@ -196,7 +201,7 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # The checkpoint has changed since. Or it is ours, and the scan saw it before its manifest was there.
+                # It has changed since it was examined. Or it is ours, and the scan saw it before it had its manifest.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
             if not own and there is not None and there.files == examined.files:  # the same files, copied or touched
@@ -253,7 +258,8 @@ class LocalFiles:
             listing.write_list(plan, listed)
         self._rotation.note_written(plan, listed, outcome.next_keep)
         save_path = Path(names.absolute_save_path(plan))
-        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifests
+        # When a Saver of the program deletes a checkpoint, it leaves the manifest.
+        finish_deletions(save_path.parent, save_path.name, set(listed))
         return listed
 
 

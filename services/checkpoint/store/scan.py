@@ -26,7 +26,8 @@ _INDEX = ".index"
 def scan_directory(plan: CheckpointPlan) -> Scan:
     """List the external checkpoints.
 
-    A missing directory is reported as `trouble`. Other errors of the disk raise OSError.
+    If the directory is missing or cannot be written to, the result's `trouble` says so. Other errors
+    of the disk raise OSError.
     """
     directory = Path(names.absolute_save_path(plan)).parent
     try:

@@ -65,7 +65,8 @@ class Listing(ABC):
     def move_aside(self, path: str) -> None:
         """Move a checkpoint's files into `<name>.rejected/`.
 
-        Killed in between: the next start moves the other files.
+        The index goes first. Killed in between: if the `checkpoint` file lists the checkpoint, the
+        next search moves the other files. If not, TensorFlow ignores them without the index.
         """
 
     @abstractmethod

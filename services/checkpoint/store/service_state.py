@@ -1,8 +1,8 @@
 """Keep the part of the service's state that outlives a run, in `procsv/checkpoints.json`.
 
-The store uses it. Losing the file costs little. One checkpoint more or less is kept permanently. An
-earlier run's snapshot in shared memory is not recognised. A restarted service may take a URL back
-from a later run.
+The store uses it. If the file is lost, the damage is small: one checkpoint more or less is kept
+permanently, an earlier run's snapshot in shared memory is not restored, and a restarted service may
+take a URL back from a later run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StoredState:
         self._write_contents(contents)
 
     def claims(self, directory: str) -> str:
-        """Return the last run on this machine that has taken `directory`."""
+        """Return the last run on this machine that has taken `directory`; "" if none has."""
         return self._read_contents().claims.get(directory, "")
 
     def note_claim(self, directory: str, run: str) -> None:
