@@ -64,6 +64,7 @@ class Contents(msgspec.Struct, frozen=True):
     named_step: int  # the step in the checkpoint's name; -1 if there is none
     target: str  # the run's TARGET, for people
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
+    logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown
 
 
 def prefix_of(contents: Contents) -> str:

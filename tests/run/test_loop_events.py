@@ -100,3 +100,45 @@ def test_a_loop_that_was_killed_twice_has_each_point_in_its_event_files_once(way
     assert raw_steps(logdir / "tb") == wanted
     assert shown_steps(logdir / "tb") == wanted
     assert len(run.events("recovered")) == 3
+
+
+EVALUATED = """
+import os, signal, sys
+import tensorflow as tf
+import procsv
+
+logdir = sys.argv[1]
+step = tf.Variable(0, dtype=tf.int64)
+manager = procsv.CheckpointManager(tf.train.Checkpoint(step=step), logdir, step_counter=step)
+manager.restore_or_initialize()
+writers = [tf.summary.create_file_writer(f"{logdir}/part{part}") for part in range(20)]
+while step < 40:
+    step.assign_add(1)
+    for writer in writers:
+        with writer.as_default(int(step)):
+            tf.summary.scalar("loss", 1.0)
+    if step % 10 == 0:
+        evaluation = tf.summary.create_file_writer(f"{logdir}/eval")
+        with evaluation.as_default(int(step)):
+            tf.summary.scalar("loss", 1.0)
+        if os.environ["PROCSV_INCARNATION"] == "1":
+            evaluation.close()
+            del evaluation
+        manager.save()
+    manager.step()
+    if step == 25 and os.environ["PROCSV_INCARNATION"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_points_from_before_the_resumed_state_stay_in_the_files_that_it_does_not_list(tmp_path: Path) -> None:
+    """A writer may be closed before the snapshot, or be the seventeenth."""
+    program, logdir = tmp_path / "train.py", tmp_path / "run"
+    program.write_text(EVALUATED)
+    with launched(logdir, "--snapshot-secs", "0", str(program), str(logdir)) as run:
+        run.assert_completed()
+    (_, recovered) = run.events("recovered")
+    assert (recovered["source"], recovered["step"]) == ("memory", 20)
+    assert Counter(raw_steps(logdir / "eval")) == Counter([10, 20, 30, 40])
+    for part in range(20):
+        assert set(raw_steps(logdir / f"part{part}")) == set(range(1, 41)), part

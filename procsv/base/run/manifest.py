@@ -43,6 +43,7 @@ class Manifest(msgspec.Struct, frozen=True):
     is_mixed: bool = msgspec.field(default=False, name="mixed")  # mixes neighbouring steps, as tasks went on training
 
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
+    logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown
 
     # Identity of the index file when this was written.  A checkpoint that was saved later under the same name has another
     # identity, whatever the clocks say.  A copy has another one, too, although the contents of its files match.  None at

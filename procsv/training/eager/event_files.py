@@ -18,6 +18,7 @@ from typing import Any
 from procsv.base.journal.file import read_spawns_since
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.run.saved_step import manifest_at
+from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private
 from procsv.training.runtime.context import Runtime
@@ -39,17 +40,20 @@ class EventFiles:
         self._own: dict[str, Path] = {}  # the files that this process has created, by name
         self._searched: set[str] = set()  # names of files in `_own` whose writers are known
         self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._state: tuple[int, Sizes] | None = None  # the attempt whose state was restored, and its files' lengths
+        # The attempt whose state was restored, its files' lengths, and when they were read.
+        self._state: tuple[int, Sizes, float] | None = None
         self._cut: set[Path] = set()  # directories whose files have been cut back
 
-    def read_sizes(self) -> Sizes:
+    def read_sizes(self) -> tuple[Sizes, float]:
         """Flush the event files, and return their lengths, which belong to the current state.
 
-        Each capture calls this on the training thread. It also marks the attempt in the oldest
-        writer's file, and cuts back the files in directories that are new to this process.
+        The second value is the Unix time of this call, or 0 if the lengths are unknown. Each
+        capture calls this on the training thread. It also marks the attempt in the oldest writer's
+        file, and cuts back the files in directories that are new to this process.
         """
         if not private.is_event_writer_known():
-            return {}
+            return {}, 0.0
+        read_s = SystemClock().wall()
         opened = _opened_by_this_process()
         if not opened.keys() <= self._searched:
             self._searched.update(opened)
@@ -73,7 +77,7 @@ class EventFiles:
                 sizes[name] = path.stat().st_size
             except FileNotFoundError:
                 continue  # the program has removed it
-        return sizes
+        return sizes, read_s
 
     def restored(self, state: SlotReader | str) -> None:
         """Cut the files back to what they held at the state from which training resumes.
@@ -82,12 +86,15 @@ class EventFiles:
         checkpoint, the lengths are unknown, and the files stay as they are.
         """
         if isinstance(state, SlotReader):
-            self._state = state.info.incarnation, state.contents.logged
+            if not state.contents.logged_s:
+                return
+            self._state = state.info.incarnation, state.contents.logged, state.contents.logged_s
         else:
             manifest = manifest_at(Path(state + MANIFEST_SUFFIX))
             if manifest is None:
                 return  # not a checkpoint of ours: how long the files were is unknown
-            self._state = manifest.incarnation, manifest.logged
+            # If the lengths are unknown, remove only files that are certainly newer than the checkpoint.
+            self._state = manifest.incarnation, manifest.logged, manifest.logged_s or manifest.time + 1
         self._cut.clear()
         self._own.update(_opened_by_this_process())
         self._cut_back()
@@ -96,11 +103,12 @@ class EventFiles:
         """Cut the files of earlier attempts back to the restored state.
 
         This handles each directory in which this process has a file, once. It removes the files
-        that the state does not list, if its attempt or a later one has created them.
+        that the state's attempt or a later one created after the state. A state does not list all
+        files that are older: a writer may have been closed, or there were more than FILES_MAX.
         """
         if self._state is None:
             return
-        incarnation, sizes = self._state
+        incarnation, sizes, read_s = self._state
         directories = {path.parent for path in self._own.values()} - self._cut
         run = self._runtime.connection
         later = read_spawns_since(run.paths.journal, run.start.task, incarnation)
@@ -112,11 +120,22 @@ class EventFiles:
                     continue
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
-                elif later.get(int(named[2]), math.inf) < int(named[1]) + 1:
-                    # The state does not list this file, and the attempt that saved the state, or a later one, created
-                    # it: the file has the pid of that attempt, and is no older than the attempt. A kill here leaves
-                    # some of these files, and the next attempt removes them.
+                elif (
+                    _is_newer(int(named[1]), read_s, len(sizes))
+                    and later.get(int(named[2]), math.inf) < int(named[1]) + 1
+                ):
+                    # The file has the pid of the attempt that saved the state, or of a later one, and is no older than
+                    # that attempt. A kill here leaves some of these files, and the next attempt removes them.
                     path.unlink(missing_ok=True)
+
+
+def _is_newer(created_s: int, read_s: float, listed: int) -> bool:
+    """Whether a file that a state does not list was created after the state's files were read.
+
+    A file's name has whole seconds. In the second of the reading, a file was probably begun after
+    it, unless the state lists as many files as it can.
+    """
+    return created_s > int(read_s) or (created_s == int(read_s) and listed < FILES_MAX)
 
 
 def cut_back(path: Path, size: int) -> None:

@@ -289,7 +289,7 @@ class EagerState(StateSource):
             warn_of_left_out(graph.left_out(without_optimizers=self._builds_late))
         values = reader.read_values()
         copied = [False] * len(spec.sizes)
-        logged = {} if self._events is None else self._events.read_sizes()
+        logged, logged_s = ({}, 0.0) if self._events is None else self._events.read_sizes()
         captured = Captured(
             arrays=values,
             copied=copied,
@@ -298,6 +298,7 @@ class EagerState(StateSource):
             number=self._number(),
             view=make_arrays,
             logged=logged,
+            logged_s=logged_s,
         )
         if graph.per_replica:
             replicas.add_differing(graph.per_replica, captured, make_arrays)

@@ -192,6 +192,7 @@ class _Filling:
             named_step=number,
             target=target,
             logged=self._captured.logged,
+            logged_s=self._captured.logged_s,
         )
 
 

@@ -65,6 +65,7 @@ class Captured(msgspec.Struct):
     view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays from the capture, off the training thread
     elsewhere: RemoteArrays | None = None
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
+    logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown
     is_exact: bool = False  # no other task changed the state during the capture, although the plan allows for that
 
 

@@ -201,7 +201,7 @@ class Store:
                 path, sums = self._write_checkpoint(contents, reader, staging.directory, Path(prefix_of(contents)).name)
         finally:
             reader.close()  # from here on the trainer may reuse the slot
-        manifest = self._manifest(staging.directory, sums, state, reason, contents.plan, contents.logged)
+        manifest = self._manifest(staging.directory, sums, state, reason, contents.plan, contents)
         return self._commit(staging, contents.plan, path, manifest, started_s)
 
     def _write_checkpoint(
@@ -242,7 +242,7 @@ class Store:
             failpoint("checkpoint.before_fsync")
             disk.fsync_files(directory)
         path = self._files.path_of(plan, Path(state.staged).name)
-        manifest = self._manifest(directory, {}, state, reason, plan, {})
+        manifest = self._manifest(directory, {}, state, reason, plan)
         durable = self._commit(staging, plan, path, manifest, started_s)
         disk.try_to_remove_tree(Path(state.staged).parent)
         return durable
@@ -254,7 +254,7 @@ class Store:
         state: SavableState,
         reason: Reason,
         plan: CheckpointPlan,
-        logged: dict[str, int],
+        contents: Contents | None = None,
     ) -> Manifest:
         there = sorted(entry.name for entry in staging.iterdir())
         sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # reads only files without one
@@ -268,7 +268,8 @@ class Store:
             time=self._clock.wall(),
             files=sums,
             is_mixed=plan.is_mixed,
-            logged=logged,
+            logged={} if contents is None else contents.logged,  # the program's own files do not say it
+            logged_s=0.0 if contents is None else contents.logged_s,
         )
 
     def _commit(
