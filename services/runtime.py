@@ -40,7 +40,7 @@ TICK_S_MAX = 1.0  # the longest iteration of the loop
 RESTORE_S = 1.0  # how often the loop checks that its socket, lock and heartbeat still exist
 # Messages handled in one iteration, before the heartbeat, the service's own work and the lifeline get their turn.
 HEARD_MAX = 1000
-PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to release the logdir
+PREDECESSOR_WAIT_S = 60.0  # how long to wait for an earlier process of this service to release the lock
 
 
 class Service(Protocol):
@@ -61,7 +61,8 @@ class Service(Protocol):
     def orphaned(self) -> None:
         """Called once, when the watchdog is dead.
 
-        The service saves, tidies up, and finishes within the grace period.
+        The service saves, tidies up, and finishes within the grace period.  If the watchdog was an
+        observer, the program runs on, and the service finishes only after it.
         """
 
     def is_finished(self) -> bool: ...
@@ -155,7 +156,7 @@ def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
 def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLock], heartbeat: HeartbeatWriter) -> None:
     """Recreates the socket, lock and heartbeat if something has removed them.
 
-    If a directory is missing, it leaves its files missing: the watchdog recreates the directory.
+    Leaves files missing whose directory is missing, too, until the watchdog recreates the directory.
     """
     with contextlib.suppress(OSError, UserError):
         for place in places:

@@ -38,7 +38,7 @@ from procsv.services.checkpoint.store.local_files import LocalFiles
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 # The name of a directory in which a trainer's Saver has staged files: sequence, attempt and run.  The directory is in
-# shared memory, or where there was room (StagingBackend in procsv/training/snapshots/backends.py).
+# shared memory or in the run's home (StagingBackend in procsv/training/snapshots/backends.py).
 _STAGED = re.compile(r"staged\.(\d+)\.(\d+)\.([^.]+)$")
 
 
@@ -115,7 +115,7 @@ class CheckpointEnvironment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[SavableState]:
-        """Returns the staged checkpoints that earlier services left.
+        """Returns the checkpoints that trainers have staged and no service has removed yet.
 
         Some may be unfinished; these fail verification later.
         """

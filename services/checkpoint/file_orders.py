@@ -69,6 +69,7 @@ class FileOrders:
 
         def done(order: FileOrder) -> None:
             self._end_parcel(parcel, order.path, "")
+            # Other failed parcels for the same path count as older, so give them up.
             for older in [one for one, path in self._failed.items() if path == order.path]:
                 del self._failed[older]
                 older.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Turn filesystem events into hints that a directory has changed.
 
 process.py uses it.  Events come late or get lost, so the directory is also scanned at intervals.
-This module reads and decides nothing.  A thread watches the directory and passes hints on.  It
-leaves out changes that this process made itself.
+This module reads no checkpoint and decides nothing.  A thread watches the directory and passes
+hints on, except for changes that this process made itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """End a run whose watchdog is dead: wait for the trainer, then remove the run's files.
 
-process.py calls it when the lifeline is cut.  The trainer saves and exits by itself.  This module
-kills it after the grace period.  But if the program was started without `procsv launch`, its
-trainer trains on.  Then this module never kills the trainer, and waits for it without limit.
+process.py calls it when the lifeline is cut.  The trainer saves and exits by itself.  If it still
+runs after the grace period, this module kills it.  But if the program was started without `procsv
+launch`, its trainer trains on.  Then this module never kills the trainer, and waits for it without
+limit.
 
 Once the other services have ended, too, this module removes the run's files.  If another launch has
 acquired the logdir by then, it removes nothing.
@@ -61,7 +62,8 @@ class OrphanShutdown:
     def may_finish(self, now_s: float) -> bool:
         """Whether this service may finish; True only once.
 
-        True when every trainer that could hand over a snapshot has ended, or when time is up.
+        True when every trainer that could hand over a snapshot has ended, or when time is up.  After
+        the grace period, this also kills the trainers.
         """
         if self._has_begun_to_finish:
             return False

@@ -33,9 +33,9 @@ class StateOffers:
         self._has_failed = False
 
     def make(self, told: RestoreFrom) -> StateOffer | None:
-        """Returns how to fetch the slot in `told`.
+        """Returns how another machine can fetch the slot that the answer `told` names.
 
-        None if the slot cannot be fetched; the asker must then restore a checkpoint.
+        None if the slot cannot be fetched; that machine's task must then restore a checkpoint.
         """
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
         return self.of_slot(slot, told.path)

@@ -44,9 +44,9 @@ class Worker:
 
     def __init__(self, name: str, outcomes: Outcomes, niceness: int = 0) -> None:
         self._outcomes = outcomes
-        self._niceness = niceness  # also for threads that this one starts; if set, its disk priority is the lowest, too
+        self._niceness = niceness  # threads that this one starts inherit it; unless 0, the disk priority is the lowest
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._begun = self._ended = 0  # number of jobs
+        self._begun = self._ended = 0  # how many jobs were queued, and how many have ended
         self._failure, self._repeats = "", 0  # the last failure since a success, and how often it was repeated
         self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._thread.start()

@@ -83,7 +83,7 @@ class EventFile:
         self.path = path
         self.offset = offset
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else 0), 0o644)
-        self._is_clean = False
+        self._is_clean = False  # whether the file is known to end at `offset`
 
     def append_records(self, records: Iterable[bytes | Path], wall_s: float) -> None:
         """Appends the records (a Path names a parcel that holds one).

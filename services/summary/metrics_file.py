@@ -55,7 +55,7 @@ class MetricsFile:
         self._trouble = ""
 
     def write_record(self, metrics: RunMetrics, wall_s: float) -> None:
-        """Writes one record.  `wall_s` goes into the name of a new file."""
+        """Writes one record.  `wall_s` is the time in the name and the first events of a new file."""
         values = [
             Summary.Value(tag=tag, simple_value=value, metadata=_describe(tag)) for tag, value in metrics.values.items()
         ]

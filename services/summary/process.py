@@ -216,7 +216,8 @@ class SummaryService:
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
         """Writes what the trainer still sends, and ends once the trainer has ended.
 
-        The trainer ends soon: it has seen the same end-of-file on its own lifeline.
+        Under `procsv launch`, the trainer ends soon: it has seen the same end-of-file on its own
+        lifeline.  A program whose watchdog was an observer trains on, and this service with it.
         """
         end_s = self._end_s if self._programs.is_known else min(self._end_s, since_s + ALONE_S)
         if self._programs.has_ended() or now_s >= end_s:

@@ -195,7 +195,8 @@ def _ordered(value: int) -> bytes:
 def _ordered_signed(value: int) -> bytes:
     """Encodes a signed integer so that its bytes sort as the number does.
 
-    A leading 1 for each byte (0 if negative) comes first, then the number's bits.
+    The result begins with a 1 bit for each of its bytes (a 0 bit for a negative number).  The bits
+    of the number follow.
     """
     size = 1
     while not -(1 << (7 * size - 1)) <= value < 1 << (7 * size - 1):

@@ -139,7 +139,10 @@ def check_structure(prefix: str) -> Bundle:
 
 
 def check_contents(bundle: Bundle) -> None:
-    """Verifies the checksum of every tensor; BadBundle names the tensor."""
+    """Verifies the checksum of every tensor except resources and variants (see `_is_intact`).
+
+    BadBundle names the tensor.
+    """
     for shard in range(bundle.num_shards):
         with open_stream(bundle.data_file(shard), follows_links=True) as file:
             for key, entry in bundle.entries.items():

@@ -31,7 +31,7 @@ DIRECT_MB_S_MIN = 300.0
 # separate thread would halve the speed instead, because each call commits the file's growing size.
 BEHIND_BYTES = 2 * BLOCK_BYTES
 
-# The last file's block, for the next file to reuse.  The kernel clears new memory, and that costs as much as a checksum.
+# The last file's block, for the next file to reuse.  The kernel clears new memory, which costs as much as a checksum.
 _spare: list[mmap.mmap] = []
 
 
@@ -71,7 +71,7 @@ class DataFile:
                 self._write_block()
 
     def finish_file(self) -> FileSum:
-        """Returns the size and sum of the appended data.
+        """Writes the data that is still in the block; returns the size and sum of all appended data.
 
         WriteMismatch if the disk was given other bytes.
         """
@@ -123,6 +123,7 @@ class DataFile:
         self._begun_bytes = self._direct_bytes
 
     def _begin_behind(self) -> None:
+        # Ask the disk to begin to write back what the page cache holds (see BEHIND_BYTES).
         written = self.size - self._filled
         if written - self._begun_bytes >= BEHIND_BYTES:
             disk.begin_writing_back(self._fd, self._begun_bytes, written - self._begun_bytes)

@@ -65,8 +65,9 @@ def is_of(manifest: Manifest | None, path: str) -> bool:
     """Whether `manifest` was written for the present index of checkpoint `path`.
 
     False if the checkpoint was copied, or if another Saver has replaced the index since.
-    `manifest` is None if it is garbled or missing.  This does not read the index.
-    FileNotFoundError if the index or the manifest is missing.
+    `manifest` is None if it is garbled or missing.  If it does not hold the index's identity, the
+    times of the files decide.  This does not read the index.  FileNotFoundError if the index is
+    missing, or if the manifest is missing and its time is needed.
     """
     index = index_of(path).stat()
     if manifest is not None and manifest.index is not None:
@@ -90,13 +91,13 @@ def manifest_or_none(path: str) -> Manifest | None:
 def written(path: str) -> float:
     """Returns when a checkpoint was written (Unix seconds).
 
-    The time comes from its manifest, or without one from its files.
+    The time comes from its manifest, or without one from its files; 0 if there are no files.
     """
     return time_of(path, manifest_or_none(path))
 
 
 def time_of(path: str, manifest: Manifest | None) -> float:
-    """Like `written`, for a caller that has read the manifest; None if there is none."""
+    """Like `written`, for a caller that has read `manifest` (None: there is none)."""
     if manifest is not None:
         return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)

@@ -1,6 +1,6 @@
 """Find a checkpoint's files by their names.
 
-Every module here that touches files uses it.  It never changes a file.
+The modules of the service that touch a checkpoint's files use it.  It never changes a file.
 
 A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it: the prefix
 `dir/model.ckpt-7` (V2 format, or one V1 file of that name), or `dir/model.ckpt-7-?????-of-00002`

@@ -33,13 +33,13 @@ _ATTRIBUTE = "/.ATTRIBUTES/"
 
 
 class Difference(msgspec.Struct, kw_only=True):
-    """One variable that differs between the two."""
+    """One variable, or other state of a fit, that differs between the two checkpoints."""
 
     name: str
     dtype: str
     shape: list[int]
     elements: int  # how many differ
-    max_abs: float | None  # None: its type is not numeric, or the shapes differ
+    max_abs: float | None  # None: not numeric, or the types or shapes differ
     max_rel: float | None
     is_close: bool  # within the tolerance
     owner: str = ""  # in a fit: model, optimizer, seed, metric, History, callback, random, position
@@ -51,7 +51,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     variables: int
     only_in_first: list[str] = []
     only_in_second: list[str] = []
-    different: list[Difference] = []  # the worst first
+    different: list[Difference] = []  # the worst first; in a fit, see `_of_fit`
     different_count: int = 0
     is_identical: bool = True
     is_close: bool = True  # identical, or every difference is within the tolerance
@@ -222,7 +222,7 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
             parts[Name("History", "History")] = plain
             continue
         values = plain if isinstance(plain, dict) else {"state": plain}
-        # Values that depend on the clock always differ.
+        # Leave out values that depend on the clock, because they always differ.
         parts |= {
             Name(f"{kind} {number + 1}: {key}", "callback"): v for key, v in values.items() if "time" not in str(key)
         }
