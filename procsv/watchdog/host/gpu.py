@@ -14,26 +14,25 @@ LEAVE_S_MAX = 10.0  # the driver needs a moment to release a killed process, and
 
 
 class Gpus:
-    """Waits until the newest dead trainer uses no GPU of this machine any more."""
+    """Waits until no dead trainer uses a GPU of this machine any more."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._is_known = False  # the GPUs were looked for
-        self._pid, self._until_s = 0, 0.0
+        self._leaving: dict[int, float] = {}  # when to stop waiting for each dead process, by pid
 
     def expect_to_leave(self, pid: int, now_s: float) -> None:
-        """Begin to wait for the driver to free the memory of `pid`, which is dead.
-
-        This ends the wait for an earlier process.
-        """
+        """Begin to wait for the driver to free the memory of `pid`, which is dead."""
         if not self._is_known:
             self._find()
-        self._pid, self._until_s = pid, now_s + LEAVE_S_MAX
+        self._leaving[pid] = now_s + LEAVE_S_MAX
 
     def wait_is_over(self, now_s: float) -> bool:
-        """Whether the wait is over: the process uses no GPU any more, or LEAVE_S_MAX has passed."""
-        return now_s >= self._until_s or not self._are_used_by(self._pid)
+        """Whether no dead process uses a GPU any more, or LEAVE_S_MAX has passed since its death."""
+        users = self._users() if self._leaving else set()
+        self._leaving = {pid: until_s for pid, until_s in self._leaving.items() if pid in users and now_s < until_s}
+        return not self._leaving
 
     def _find(self) -> None:
         self._is_known = True
@@ -45,12 +44,13 @@ class Gpus:
             return
         self._nvml = nvml
 
-    def _are_used_by(self, pid: int) -> bool:
+    def _users(self) -> set[int]:
+        """Return the pids of the processes that use a GPU of this machine."""
+        found = set[int]()
         for device in self._devices:
             try:
                 processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(device)
             except Exception:  # noqa: BLE001  do not wait for a GPU that cannot answer
                 continue
-            if any(process.pid == pid for process in processes):
-                return True
-        return False
+            found.update(process.pid for process in processes)
+        return found

@@ -137,6 +137,18 @@ def test_a_dead_trainer_is_waited_for_until_it_has_left_the_gpu_but_not_forever(
     sys.modules.pop("pynvml")
 
 
+@pytest.mark.usefixtures("nvml")
+def test_two_trainers_that_die_together_are_both_waited_for() -> None:
+    gpus = Gpus()
+    gpus.expect_to_leave(12, 100.0)
+    gpus.expect_to_leave(14, 100.5)  # it uses no GPU
+    assert not gpus.wait_is_over(101.0)
+    gpus.expect_to_leave(11, 105.0)
+    assert not gpus.wait_is_over(100.0 + LEAVE_S_MAX)
+    assert gpus.wait_is_over(105.0 + LEAVE_S_MAX)
+    sys.modules.pop("pynvml")
+
+
 def test_without_the_library_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     gpus = Gpus()
