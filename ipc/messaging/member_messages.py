@@ -69,12 +69,17 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Tells a member that it is not part of the run, why, and which exit code to use."""
+    """Tells a member that it is not part of the run, why, and which exit code to use.
+
+    `has_run`: False if no run has begun, for example because launches are missing.  Then the
+    member's copy of the chief's memory may still be needed.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
 
     why: str
     exit_code: int
+    has_run: bool = True
 
 
 class BeginAnew(Message, frozen=True):

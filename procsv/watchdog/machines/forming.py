@@ -277,7 +277,9 @@ class Forming:
     def refuse(self, error: UserError) -> None:
         """Tell the members that have come, and the ones still to come, that there is no run."""
         for received in self._asked.values():
-            self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
+            self.server.send_reliable(
+                received.who, Refused(str(error), error.exit_code, has_run=False), re=received.seq
+            )
         if self._is_at_address:
             refuse_askers(self.server, self._start, len(self.membership.missing), error, self._clock)
         else:

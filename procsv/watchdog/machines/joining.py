@@ -76,9 +76,9 @@ class Asked:
         self.client.resend_due()
         while (received := self.client.receive()) is not None:
             match received.body:
-                case Refused(why, exit_code):
+                case Refused(why, exit_code, has_run):
                     self.client.acknowledge(received)
-                    raise UserError(why, exit_code)
+                    raise UserError(why, exit_code) if has_run else NoRun(why, exit_code)
                 case BeginAnew(why):
                     self.client.acknowledge(received)
                     raise BegunAnew(why)
@@ -101,6 +101,19 @@ class Asked:
 
 class RunIsOver(UserError):
     """Our run has ended without us, with that exit code."""
+
+
+class NoRun(UserError):
+    """The coordinator has given up before a run began."""
+
+
+def is_copy_useless(error: UserError) -> bool:
+    """Whether no launch will need this member's copy of the chief's memory after this refusal.
+
+    Either the run has ended, or it continues without us (RESUMABLE). If the coordinator has given
+    up before a run began, the next start of the job needs the copy.
+    """
+    return isinstance(error, RunIsOver) or (error.exit_code == exit_codes.RESUMABLE and not isinstance(error, NoRun))
 
 
 class Joining:

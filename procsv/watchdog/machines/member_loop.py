@@ -38,7 +38,7 @@ from procsv.watchdog.host.standby_link import StandbyLink
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, MemberCore, MemberEvent, MemberState
 from procsv.watchdog.machines.core.membership import beat_interval_s
-from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
+from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, is_copy_useless
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
 from procsv.watchdog.machines.own_summary import OwnSummary
 
@@ -226,8 +226,7 @@ class MemberLoop:
         try:
             joined = self._rejoining.find_coordinator(self._describe_task)
         except UserError as error:
-            # If the run is over, the copy is of no use. A refusal with RESUMABLE counts as the end of the run, too.
-            self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
+            self.needs_no_copy = is_copy_useless(error)
             self._give_up(str(error), error.exit_code)
             return
         except BegunAnew as why:

@@ -17,7 +17,7 @@ from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Runni
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.machines.joining import LOOK_AGAIN_S, BegunAnew, Joined, Joining, Rejoining
+from procsv.watchdog.machines.joining import LOOK_AGAIN_S, BegunAnew, Joined, Joining, Rejoining, is_copy_useless
 from tests.support.fake_clock import FakeClock
 from tests.watchdog.machines.test_joining import PLACEMENT, SCHEDULER, Coordinator
 
@@ -116,3 +116,20 @@ def test_the_answer_that_nothing_continues_is_accepted(adrift: Adrift, answer: M
 
     with pytest.raises(error, match=r"ps\.0 has ended|another command"):
         adrift.wait_joined()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_useless"),
+    [
+        (Refused("another one has its task", 75), True),
+        (Refused("no launch has joined for worker.1", 75, has_run=False), False),
+        (Refused("another command", 2), False),
+    ],
+)
+def test_the_copy_of_the_chiefs_memory_is_kept_if_no_run_has_begun(
+    adrift: Adrift, refusal: Refused, is_useless: bool
+) -> None:
+    adrift.coordinator("after", refusal)
+    with pytest.raises(UserError) as raised:
+        adrift.wait_joined()
+    assert is_copy_useless(raised.value) == is_useless
