@@ -258,7 +258,7 @@ def test_nothing_waits_for_a_dead_trainer() -> None:
     directory = Directory()
     directory.go_on()
     directory.there = [external(listed=False)]
-    directory.external_saves.writers_are_gone(True)
+    directory.external_saves.note_writers_gone(True)
     assert directory.go_on() == [Examine(external(listed=False), PLAN)]
     assert not directory.external_saves.is_idle
 

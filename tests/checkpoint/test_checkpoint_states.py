@@ -19,7 +19,7 @@ from tests.support.core_desk import Desk, bodies, durable_of, slot
 def test_a_whole_slot_in_memory_is_known_and_a_newer_unfinished_one_is_not(state: SlotState) -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, state=state)])
-    assert states.told == SavableState.of_slot(slot(1, 10))
+    assert states.newest_noted == SavableState.of_slot(slot(1, 10))
 
 
 def test_a_state_that_is_announced_again_keeps_its_first_announcement() -> None:
@@ -27,7 +27,7 @@ def test_a_state_that_is_announced_again_keeps_its_first_announcement() -> None:
     said = SavableState(1, 10, 1, "r", None)
     states.note_in_memory(said)
     states.see([slot(1, 10)])
-    assert states.told is said
+    assert states.newest_noted is said
 
 
 def test_a_service_that_has_saved_nothing_has_done_no_work_and_knows_of_no_step() -> None:
@@ -50,11 +50,11 @@ def test_the_newest_of_the_unreadable_states_are_remembered() -> None:
 def test_another_runs_memory_is_not_this_runs() -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, run="another")])
-    assert states.told == SavableState.of_slot(slot(1, 10))
+    assert states.newest_noted == SavableState.of_slot(slot(1, 10))
     assert states.top_sequence == 1
     of_both = States("r", TRAINER, frozenset({"another"}))
     of_both.see([slot(1, 10), slot(2, 20, run="another")])
-    assert of_both.told == SavableState.of_slot(slot(1, 10)), (
+    assert of_both.newest_noted == SavableState.of_slot(slot(1, 10)), (
         "it is of an earlier run, and was told to nobody in this one"
     )
     assert of_both.top_sequence == 2, "and its numbers are not used again"
@@ -200,7 +200,7 @@ def test_a_trainers_state_is_missed_until_a_later_trainer_has_continued_without_
     states = States("r", TRAINER)
     states.note_in_memory(SavableState(1, 10, 1, "r", None))
     states.restored(restored)
-    assert (states.find_lost is not None) == is_lost
+    assert (states.lost_state is not None) == is_lost
 
 
 def test_a_state_of_this_run_is_later_than_the_checkpoint_that_it_began_with_though_its_step_is_lower() -> None:

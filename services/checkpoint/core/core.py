@@ -136,7 +136,7 @@ class CheckpointCore:
             case Restore(durable_only, fetches) if asker.task != self.states.chief:
                 self.followers.take_question(asker, durable_only, fetches)
             case Restore(durable_only):
-                self.external_saves.writers_are_gone(False)
+                self.external_saves.note_writers_gone(False)
                 self.restoring.take_question(asker, durable_only, self.directory.next_scan)
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
@@ -147,7 +147,7 @@ class CheckpointCore:
                 self.followers.chief_ended(incarnation)
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(incarnation, clean, avoid_step, now_s)
-                self.external_saves.writers_are_gone(True)
+                self.external_saves.note_writers_gone(True)
                 self.saving.expedite_save()
             case UserSave():
                 self._out.append(Acknowledge(asker))

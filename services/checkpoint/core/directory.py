@@ -96,7 +96,7 @@ class ExternalSaves(msgspec.Struct):
         self._done.pop(path, None)
         self._hinted_s = -math.inf
 
-    def writers_are_gone(self, are_gone: bool) -> None:
+    def note_writers_gone(self, are_gone: bool) -> None:
         """Notes whether all writers are dead, and requests a scan now.
 
         Once they are dead, a checkpoint is examined without waiting for it to stay unchanged.
@@ -316,7 +316,7 @@ class Directory:
 
         All writers are dead, so no more saves follow.
         """
-        self.external_saves.writers_are_gone(True)
+        self.external_saves.note_writers_gone(True)
         self._last_scan, self._adopt_by_s = self.next_scan, now_s + ADOPTION_S_MAX
 
     def is_adopting(self, now_s: float) -> bool:

@@ -115,7 +115,7 @@ class PendingReplies(msgspec.Struct):
         """
         replies = []
         for ending in list(self._endings):
-            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.find_lost)
+            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.lost_state)
             open_yet = mine or saving.current is not None or ((lost or ending.all_of_it) and not is_disk_known)
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
@@ -130,8 +130,8 @@ class PendingReplies(msgspec.Struct):
 
 
 def _why_lost(states: States) -> str:
-    assert states.find_lost is not None
-    return f"step {states.find_lost.step} was only in memory, and is lost"
+    assert states.lost_state is not None
+    return f"step {states.lost_state.step} was only in memory, and is lost"
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:

@@ -36,7 +36,7 @@ class States(msgspec.Struct):
     _newest_time: float = math.inf  # when another writer wrote the newest checkpoint; inf: ours, or unknown
     kept: tuple[str, ...] = ()  # our own checkpoints that are kept now, oldest first
     top_sequence: int = 0  # the highest sequence ever seen
-    told: SavableState | None = None  # this run's newest state that was ever in memory; see `restored`
+    newest_noted: SavableState | None = None  # this run's newest state that was ever in memory; see `restored`
     slots: tuple[SlotInfo, ...] = ()
     staged: list[SavableState] = msgspec.field(default_factory=list)
     _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # unreadable states, oldest first
@@ -56,17 +56,17 @@ class States(msgspec.Struct):
     def note_in_memory(self, state: SavableState) -> None:
         """Notes a state of this run that is in memory, or was a moment ago."""
         self.heard_of(state.sequence)
-        if self.told is None or state.sequence > self.told.sequence:
-            self.told = state
+        if self.newest_noted is None or state.sequence > self.newest_noted.sequence:
+            self.newest_noted = state
 
     def restored(self, incarnation: int) -> None:
         """Notes that a trainer has restored.
 
-        It has taken an older state if an earlier trainer's state was lost, so `find_lost` no longer
+        It has taken an older state if an earlier trainer's state was lost, so `lost_state` no longer
         reports the loss.
         """
-        if self.told is not None and self.told.incarnation < incarnation:
-            self.told = None
+        if self.newest_noted is not None and self.newest_noted.incarnation < incarnation:
+            self.newest_noted = None
 
     def take_staged(self, state: SavableState) -> None:
         if state.run == self.run:
@@ -200,12 +200,12 @@ class States(msgspec.Struct):
         return _newest(s for s in self.in_memory() if not self.is_saved(s.run, s.incarnation, s.sequence))
 
     @property
-    def find_lost(self) -> SavableState | None:
+    def lost_state(self) -> SavableState | None:
         """The newest state, if it was lost from memory before it was on disk; None otherwise."""
-        told = self.told
-        if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
+        noted = self.newest_noted
+        if noted is None or self.is_saved(noted.run, noted.incarnation, noted.sequence):
             return None
-        return told if told.sequence > self.newest_sequence else None
+        return noted if noted.sequence > self.newest_sequence else None
 
     @property
     def newest_slot(self) -> SavableState | None:
