@@ -96,8 +96,11 @@ class ItemPatch(Patch):
         self._mapping[self._key] = self._new
 
     def _change_back(self) -> bool:
-        if self._mapping.get(self._key, _ABSENT) is self._new:
+        current = self._mapping.get(self._key, _ABSENT)
+        if current is self._new:
             del self._mapping[self._key]
+        elif current is not _ABSENT:
+            return True  # other code has put a value of its own there
         if self._old is not _ABSENT:
             self._mapping[self._key] = self._old
         return True

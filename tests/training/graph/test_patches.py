@@ -96,6 +96,14 @@ def test_the_classes_of_drop_in_are_tensorflows_again_after_the_undo() -> None:
     assert _names_of_tensorflow() == before
 
 
+@pytest.mark.parametrize("before", [{}, {"key": "old"}])
+def test_an_item_that_other_code_has_replaced_stays(before: dict[str, str]) -> None:
+    mapping: dict[str, str] = dict(before)
+    with ItemPatch(mapping, "key", "ours"):
+        mapping["key"] = "theirs"
+    assert mapping == {"key": "theirs"}
+
+
 def test_a_patch_under_another_librarys_wrapper_stays_and_is_not_applied_again() -> None:
     thing = SimpleNamespace(run=lambda: "run")
 
