@@ -121,8 +121,8 @@ def test_the_answer_that_nothing_continues_is_accepted(adrift: Adrift, answer: M
 @pytest.mark.parametrize(
     ("refusal", "is_useless"),
     [
-        (Refused("another one has its task", 75), True),
-        (Refused("no launch has joined for worker.1", 75, has_run=False), False),
+        (Refused("replaced", 75), True),
+        (Refused("nobody came", 75, has_run=False), False),
         (Refused("another command", 2), False),
     ],
 )
