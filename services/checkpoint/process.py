@@ -89,8 +89,8 @@ class CheckpointService:
         self._said: dict[bool, Durable] = {}  # last announced; key: whether procsv wrote it (sequence > 0)
         self._rejected: list[Rejected] = []  # announced rejections, for peers that connect later
         self._unwritable = Unwritable("")  # the last announcement about the directory
-        self._finish: Received | None = None
-        self._finished_by_s = 0.0
+        self._finish: Received | None = None  # the watchdog's Finish
+        self._finished_by_s = 0.0  # until when to wait for an acknowledgement of our answer; 0: not answered
         self._disk.run_job(_untracked(self._store.open), lambda _: None, lambda _: None)
         self._offers = StateOffers(self._environment)
         self._mirror = MirrorSource(start.run, start.chief, tools.server, self._offers)

@@ -59,7 +59,7 @@ class Discard(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Remove what attempts of this task before `incarnation` left in shared memory."""
+    """Remove the parcels that attempts of this task before `incarnation` left."""
 
     task: TaskId
     incarnation: int

@@ -90,7 +90,7 @@ class SummaryService:
         self._finish: Received | None = None  # the request that FlushDone will answer once all is on disk
         self._is_settled = False
         self._orphan_s: float | None = None  # when we found that the watchdog is dead
-        self._end_s = 0.0  # the deadline of a shutdown that has begun
+        self._end_s = 0.0  # the deadline of the present step of the shutdown
         self._is_finished = False
 
     # -- runtime.Service -----------------------------------------------------------------------------------

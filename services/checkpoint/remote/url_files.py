@@ -43,8 +43,8 @@ class UrlFiles:
         self._staging_areas = StagingAreas(start)
         self._memory = StoredState(self._paths.home)
         self._fence = RemoteFence(start.run, self._memory)
-        self._ended: set[str] = set()  # directories in which every interrupted operation is finished
-        self._undeleted: list[str] = []
+        self._ended: set[str] = set()  # directories whose interrupted operations this process has finished
+        self._undeleted: list[str] = []  # checkpoints that the last commit could not delete
         self._wrote = dict[str, tuple[str, ...]]()  # directory -> the list that we last wrote there
 
     def has_logdir(self) -> bool:
@@ -131,7 +131,7 @@ class UrlFiles:
         # Keep a checkpoint that a trainer is restoring from until the next save.
         listed = tuple(p for p in outcome.delete if p == serving) + outcome.listed
         self._replace_list(plan, catalog, listed)
-        # Killed here: the checkpoint is durable but not acknowledged, and too many old ones are kept.
+        # Killed here: the checkpoint is durable but not announced, and too many old ones are kept.
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
         self._memory.note_next_keep(gfile.name_of(plan.save_path), outcome.next_keep)
         return listed

@@ -128,6 +128,9 @@ _IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
 
 
 def _is_leftover(name: str, bases: set[str]) -> bool:
-    """Whether a file belongs to no checkpoint: its index is missing, and no list names it."""
+    """Whether a file belongs to no checkpoint.
+
+    Either its writer has not finished it, or its index is missing and no list names its checkpoint.
+    """
     part = _PARTS.fullmatch(name)
     return bool(_IN_THE_MAKING.search(name)) or (part is not None and part[1] not in bases)
