@@ -268,7 +268,11 @@ class StagingArea:
         disk.fsync_path(self.replaced)
 
     def _undo(self, staging: Path, intent: Intent) -> None:
-        """Remove the files that were placed, and restore the older checkpoint of that name."""
+        """Undo a commit, and remove its directories.
+
+        Remove the files that it placed. Restore the older checkpoint of that name, and the
+        `checkpoint` file.
+        """
         kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
         # No file is placed before the older checkpoint is backed up, and an undo drops the backup once it has restored
         # that checkpoint. So if there was an older checkpoint, and there is no backup, leave the files in place alone.

@@ -53,11 +53,11 @@ class Rotation:
 
     # -- the writer of a checkpoint ----------------------------------------------------------------------
     def adopt_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Treat the listed checkpoints as ours, as TensorFlow's Saver does.
+        """Treat listed checkpoints from before the run as ours, as TensorFlow's Saver does.
 
-        Further calls for the same save path do nothing. A checkpoint that was saved since the run
-        began is ours only if its manifest says so. `listing`: the present listing, if the caller
-        has it.
+        The exceptions are those whose manifest says that another Saver wrote them. A checkpoint
+        that was saved since the run began is ours only if its manifest says so. Further calls for
+        the same save path do nothing. `listing`: the present listing, if the caller has it.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
