@@ -4,7 +4,8 @@ The bootstrap calls this.  TensorFlow creates `file_0.lockfile` while it writes 
 to write if there is one.  A kill leaves the lock behind, and every later start fails.  Only the
 writer knows that a lock is its own, because it holds the cache's data file open.  So an attempt
 that writes a cache notes the lock in the run directory.  The next attempt, which starts when that
-one is dead, removes exactly that file.  Any other lock stays, and procsv reports it.
+one is dead, removes exactly that lock, and the unfinished data file.  Any other lock stays, and
+procsv reports it.
 """
 
 from __future__ import annotations

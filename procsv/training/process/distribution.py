@@ -81,7 +81,7 @@ def _end(reason: Reason) -> None:
 
 
 def watch_collectives(runtime: Runtime) -> None:
-    """Tells the watchdog about TensorFlow's service of a collective."""
+    """Tells the watchdog when the program configures TensorFlow's service of a collective."""
     if len(runtime.connection.start.settings.tasks) < 2:
         return
 

@@ -17,7 +17,8 @@ from procsv.training.process.after_import import call_after_import, forget_call,
 from procsv.training.runtime.log import say_once
 
 ELSEWHERE = ("CheckpointManager",)  # see below: not a class of graph sessions, and replaced differently
-# Functions of tf.compat.v1.train, some also of tf.train, that read checkpoints.  They wait for earlier saves.
+# Functions of tf.compat.v1.train, some also of tf.train, that read checkpoints.  procsv makes them wait for earlier
+# saves.
 READS = (
     "latest_checkpoint",
     "get_checkpoint_state",

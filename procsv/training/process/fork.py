@@ -136,7 +136,7 @@ def _has_children() -> bool:
 
 
 class ImportedFiles:
-    """The files of the modules imported so far; a changed one would be outdated in a fork."""
+    """The files of the modules imported so far.  If one changes, a fork would run its old code."""
 
     def __init__(self, since_ns: int) -> None:
         """`since_ns`: when the imports began, in Unix time; files written later are suspect."""
@@ -223,9 +223,10 @@ def settle_memory() -> None:
 def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pid: None) -> int:
     """Forks a process that becomes a child of our parent, a subreaper.
 
-    In this process it returns the fork's pid, once the fork has run `begin`.  In the fork it
-    returns 0, once this process has called `tell` with that pid.  Raises ChildProcessError if the
-    fork died before.  If this process is killed in here, the fork may continue unknown to anyone.
+    In the calling process it returns the fork's pid, once the fork has run `begin`.  In the fork it
+    returns 0, once the calling process has called `tell` with that pid.  Raises ChildProcessError
+    if the fork died before it had run `begin`.  If the calling process is killed in here, the fork
+    may continue unknown to anyone.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -279,6 +280,7 @@ def note_imported() -> None:
     _inherited.update((name, module) for name, module in sys.modules.copy().items() if name not in ALWAYS)
 
 
+# At the exit of a fork: takes the inherited modules out of `sys.modules`, so that nothing tears them down.
 def _leave_alone() -> None:
     if os.getpid() == _noted_by or not _inherited:
         return

@@ -2,8 +2,8 @@
 
 The bootstrap calls this.  It covers `shutil.rmtree` and TensorFlow's own deletion.  The run's
 records lie in that directory, and other processes write to them: a file that appears or disappears
-between listing and deletion makes either call fail.  procsv then repeats the call, and reports what
-it deleted.
+between listing and deletion makes either call fail.  procsv then repeats the call, and reports how
+many checkpoints the program has deleted.
 
 With --map-logdir the program works in another directory than it names.  It then deletes the
 directory that it names, which may hold a training that the user wants to keep.  A run with this

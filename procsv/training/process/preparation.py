@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
     from procsv.training.process.fork import ExitHandlers, Threads
 
-STARTS_OVER_MAX = 10  # then it imports only TensorFlow
+STARTS_OVER_MAX = 10  # then it imports only TensorFlow and procsv
 SLICE_S = 0.01  # of computing between two pauses
-REST_FACTOR = 2.0  # of the wait for a core: if two want one core, the standby takes a quarter of it
+REST_FACTOR = 2.0  # rest / wait for a core; if another process wants the same core, the standby takes a quarter of it
 REST_S_MAX = 0.25  # per rest
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, slices
 

@@ -79,7 +79,7 @@ class StandbyProcess:
     def import_ahead(self) -> dict[str, str | None]:
         """Repeats the last trainer's imports.
 
-        Returns the environment changes that its program made before it imported TensorFlow.
+        Returns the environment changes that the program made there before it imported TensorFlow.
         """
         start = self._start
         _die_with_watchdog(start.lifeline_fd)

@@ -125,7 +125,8 @@ class Runtime:
     def acquire_run(self) -> None:
         """Adds a reference; the first one opens the connection.
 
-        Without `procsv launch` it also starts the run.
+        Without `procsv launch`, the first one also starts the run.  In a hot standby, the first
+        call returns only once the standby has become the trainer.
         """
         with self._lock:
             if self._gate is not None:
@@ -149,7 +150,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def held_run(self) -> Iterator[None]:
-        """Keeps the run and its message flow during the block."""
+        """Keeps the connection open and the link's thread running during the block."""
         self.acquire_run()
         try:
             self.connection.start_link()
@@ -184,7 +185,7 @@ class Runtime:
     def release_run(self) -> None:
         """Drops a reference; the last one closes the connection.
 
-        Without `procsv launch` it also ends the run.
+        Without `procsv launch`, the last one also ends the run.
         """
         with self._lock:
             self._users -= 1
@@ -234,7 +235,7 @@ class Runtime:
 
     # -- the program and its sessions --------------------------------------------------------------
     def begin_session(self, finish_session: Callable[[], None]) -> None:
-        """Sets how to save the last state and end the session if the program exits before that."""
+        """Sets the function that saves the last state and ends a session left open at the exit."""
         self._finish_session = finish_session
 
     def finish_session(self) -> None:
@@ -245,7 +246,7 @@ class Runtime:
         self._finish_session = lambda: None
 
     def set_owner(self, owner: object) -> None:
-        """Makes `owner` the trainer of an eager program; None clears it."""
+        """Records `owner`, the controller that now trains an eager program; None clears it."""
         self.owner = owner
 
     def begin_training(self, training: SupervisedTraining) -> None:

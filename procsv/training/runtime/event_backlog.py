@@ -113,7 +113,7 @@ class EventBacklog:
 
     # -- the link's side ---------------------------------------------------------------------------
     def rename(self, writer: str) -> None:
-        """Starts a new file named `writer` for unwritten records: another run begins."""
+        """Moves the unwritten records to a new stream `writer` and a new file, for another run."""
         self._given_name, self._losses = writer, 0
         self._begin_anew(writer)
 

@@ -1,9 +1,9 @@
 """Event streams: the trainer's backlogs of event records, one for each event file.
 
 They connect two kinds of threads.  Writers (training, the Supervisor's services, hooks) use one
-half and only append to a queue.  The trainer's link thread uses the other half: it sends what
-`messages` returns, and passes on what it receives.  There is no ZeroMQ here, and no disk access on
-a writer's thread.
+half: they add records to a queue, and may wait until these are written.  The trainer's link thread
+uses the other half: it sends what `messages` returns, and passes on what it receives.  There is no
+ZeroMQ here.  Writers' records reach files only on other threads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Other threads pass it messages (`send_reliable`, `ask`) and never touch a socket.  It is a thread,
 not an asyncio loop, because the program owns the main thread and may be in a C call there for
-minutes.  Even then this thread writes the heartbeat at its ticks (context.py), and notices signals
-and the end of the lifeline.  It decides nothing: it passes received messages to handlers.
+minutes.  If that call does not hold the GIL, this thread still writes the heartbeat at its ticks
+(context.py), and notices signals and the end of the lifeline.  It decides nothing: it passes
+received messages to handlers.
 """
 
 from __future__ import annotations
@@ -191,7 +192,10 @@ class Link:
                 if client in news or client.is_pending:  # otherwise there is no connection and no message to check
                     self._tick(peer, client)
             for listener in self.on_tick:
-                with surviving_errors(), contextlib.suppress(OSError):  # no room: it tries again at the next tick
+                with (
+                    surviving_errors(),
+                    contextlib.suppress(OSError),
+                ):  # no room: the listener tries again at the next tick
                     listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
                 return  # event records need no check: closing their stream waits until they are written

@@ -72,7 +72,7 @@ class _Process:
         self.wait_until_gone()
 
 
-IDLE_MAX = 4  # for logdirs without a session yet
+IDLE_MAX = 4  # watchdogs, each for a logdir that has no session yet
 _idle: dict[Key, _Process] = {}  # started but not needed yet
 _locks: set[FileLock | DirectoryLock] = set()  # held by this process, but not by its forks
 _guard = threading.Lock()
@@ -135,9 +135,10 @@ class Observer:
 
     # -- start -------------------------------------------------------------------------------------
     def open_run(self) -> Start:
-        """Locks the logdir and starts the services.
+        """Has the watchdog lock the logdir and start the services.
 
-        Raises LogdirLocked if another run has the logdir, or if it is not writable.
+        Raises LogdirLocked if another run has the logdir, or if the logdir is not writable.  Raises
+        UserError if the watchdog ends, or refuses the run for another reason.
         """
         if self.paths.own_home is None:
             try:

@@ -120,11 +120,11 @@ def _is_told(given: str, args: tuple[str, ...], logdir: Path) -> bool:
 class CarriedCheckpoints:
     """Keeps checkpoints while the program deletes the logdir, as some programs do at each start.
 
-    A run that has adopted its logdir keeps its own files elsewhere.  logdir_deletion.py has the
-    checkpoints linked there before the deletion, and `settle_logdir` links them back when the
-    program names the directory to its session.  Hard links are safe because checkpoints are never
-    written in place.  A training that has reached its end is not kept: it starts from the
-    beginning.
+    A run that has adopted its logdir keeps its own files in another directory.  logdir_deletion.py
+    has the checkpoints linked into that directory before the deletion, and `settle_logdir` links
+    them back when the program names the logdir to its session.  Hard links are safe because
+    checkpoints are never written in place.  The checkpoints of a training that has reached its end
+    are not kept: the next training starts from the beginning.
     """
 
     def __init__(self, start: Start) -> None:

@@ -131,7 +131,10 @@ class RunConnection:
         self._start = self.start.with_logdir(str(logdir))
 
     def learn_logdir(self) -> str:
-        """Returns the run's logdir, which the chief's program may have named after our start."""
+        """Returns the run's logdir.
+
+        The chief's program may have named it when this process had already started.
+        """
         start = self.start
         run = read_run(start.paths.records / start.paths.run_json.name) if not start.root else None
         if run is not None and run.run == start.run and run.root:

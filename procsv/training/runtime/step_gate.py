@@ -1,10 +1,10 @@
-"""A gate that all tasks pass before each step, so that the chief can hold them between two steps.
+"""A gate that the workers pass before each step, so that the chief can hold them between steps.
 
 Under `--consistent-snapshots`, if all tasks are on this machine, the bootstrap of each training
 task makes a StepGate.  A worker's boundary guards its steps with it; the chief calls `hold` for a
 capture.  All tasks share these files of the run directory and the kernel's locks on them:
 
-    gate.lock            held during a hold; before a step, each task checks that it is free
+    gate.lock            held during a hold; before a step, each worker checks that it is free
     steps.<task>.lock    held by that task during a step; its one byte is a StepMark
     lives.<task>.lock    shared by all processes of the task, from before its program starts
 
@@ -34,7 +34,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.system.locks import try_lock
 
 HELD_S_MAX = 0.05  # the longest hold once all tasks are at a boundary
-GATHER_S_MAX = 2.0  # the longest wait for that
+GATHER_S_MAX = 2.0  # the longest wait until all tasks are at a boundary
 GATHER_STEPS = 2  # a capture waits for the other tasks' steps as long as this many steps of the chief take
 SETTLE_S = 1.0  # after a task died in a step, holds fail so long: the servers may still process the step
 WAIT_S_MAX = 4.0  # the longest wait of a step for a chief that does not let go

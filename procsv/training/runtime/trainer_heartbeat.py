@@ -91,7 +91,7 @@ class TrainerHeartbeat:
         self._writer = HeartbeatWriter(path)
 
     def keep_stacks(self, stacks: DumpFile) -> None:
-        """Also restores the stack dump file if it is removed."""
+        """From now on, also restores the stack dump file `stacks` if it is removed."""
         self._stacks = stacks
 
     def tick(self, now_s: float) -> None:

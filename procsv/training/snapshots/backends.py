@@ -45,14 +45,14 @@ class MemoryLoss(msgspec.Struct, frozen=True):
     """Snapshot memory that another process has removed."""
 
     path: Path
-    is_alone: bool  # False: its directory is gone too, which the watchdog reports
+    is_alone: bool  # True: only `path` is gone.  False: its directory is, too, and the watchdog reports that
 
 
 class SnapshotBackend:
     """One way to take a snapshot.
 
-    `capture` runs while the training thread is between two calls.  It overlaps `reserve` only if
-    the backend captures ahead.
+    `capture` runs while the training thread is between two calls, or in a call that cannot change
+    the state.  It overlaps `reserve` only if the backend captures ahead.
     """
 
     def reserve(self) -> None:
@@ -70,7 +70,7 @@ class SnapshotBackend:
         return False
 
     def find_loss(self) -> MemoryLoss | None:
-        """Returns memory that another process has removed since; `reserve` replaces it."""
+        """Returns reserved memory that another process has removed; `reserve` replaces it."""
         return None
 
     def warm_up(self) -> None:
@@ -80,7 +80,7 @@ class SnapshotBackend:
         """Does the part of the next `capture` that can run beside training.  Any thread."""
 
     def close(self) -> None:
-        """Releases the source."""
+        """Releases the slots, if the backend has any; their contents stay for other processes."""
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         """Captures the state, and returns a function that copies it off the training thread.
@@ -101,7 +101,7 @@ class SlotBackend(SnapshotBackend):
     target: str
     never: frozenset[str] = frozenset()  # the slots that this trainer restored from; never written
     _next: SlotWriter | None = None  # for the next capture, begun in advance
-    _beginning: threading.Lock = field(default_factory=threading.Lock)
+    _beginning: threading.Lock = field(default_factory=threading.Lock)  # guards `_next` and the choice of a slot
     _has_memory: bool = False  # a reservation has succeeded
     _is_ahead: bool = False  # a capture waits for the reservation
     _is_roomy: bool | None = None  # whether a reservation will probably succeed; None: not checked yet

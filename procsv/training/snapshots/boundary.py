@@ -29,7 +29,7 @@ declare("trainer.step")
 
 QUIET_KEPT = 31  # durations of the newest calls that no snapshot overlapped
 QUIET_MIN = 5  # calls needed for a meaningful median
-CALL_FACTOR_MAX = 5.0  # in medians; a longer call, such as an evaluation, is no ordinary step, and is capped at this
+CALL_FACTOR_MAX = 5.0  # in medians; a longer call, such as an evaluation, counts as this long, as it is no usual step
 
 
 class Boundary:
@@ -74,7 +74,7 @@ class Boundary:
         self.makes_step: Callable[[Any], bool] | None = None  # tells from a call's `about` whether it makes a step
         self.is_settled = False  # the training thread has made a step, and stays the training thread
         self.visit = visit
-        self.gate: StepGate | None = None  # the chief may hold this task here, between two steps
+        self.gate: StepGate | None = None  # lets the chief hold this task between two steps
         self.times = CallTimes()
         self._begun_s = 0.0  # when the present step began, if steps are not calls; otherwise 0.0
 
@@ -218,7 +218,9 @@ class CallTimes:
         self._quiet: deque[float] = deque(maxlen=QUIET_KEPT)
         self._overlapped: list[float] | None = None  # calls since the last capture; None once its copy has ended
         self._is_copied = False  # the copy ended during the current call or, if none is running, after the last one
-        self._lost: float | None = None  # seconds that the last snapshot cost these calls; None: unknown, or returned
+        self._lost: float | None = (
+            None  # seconds that the last snapshot cost the overlapped calls; None: unknown, or taken
+        )
 
     def add_call(self, call_s: float) -> None:
         if self._overlapped is None:

@@ -43,7 +43,7 @@ _FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # the interval limits the training a
 # The choices that take copies into account.  CHECKPOINTS does not, because checkpoints have their own times.
 _COPIED = (*_FIXED, Spacing.AUTO_LEAST, Spacing.AUTO_COST)
 LAGS_KEPT = 8  # the longest of them counts
-CAPTURES_KEPT = 16  # after so many captures without a copy, no machine keeps copies
+CAPTURES_KEPT = 16  # after so many captures without a copy, the cadence assumes that no machine keeps copies
 
 
 class Copies(msgspec.Struct):
@@ -78,7 +78,7 @@ class Copies(msgspec.Struct):
             self._kept = max(self._kept, sequence)
 
     def captured_s(self, sequence: int) -> float | None:
-        """The time of that capture; None if unknown."""
+        """When snapshot `sequence` was captured; None if unknown."""
         return self._captured_s.get(sequence)
 
     @property

@@ -61,8 +61,9 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 def number_from_newest(runtime: Runtime) -> None:
     """Makes the program's snapshot numbers start after all known ones.
 
-    A restore does this already.  Without it, the service would take the first snapshots for older
-    ones than an earlier attempt had made, and would not save them.  If the service does not answer,
+    If the program has restored a state, the numbers are known, and this does nothing.  Without
+    known numbers, the service would take the first snapshots for older ones than those of an
+    earlier attempt, and would not save them.  If the service does not answer,
     the program trains anyway.
     """
     if runtime.numbers.is_known:

@@ -46,7 +46,7 @@ class SlotCopy:
         self._packs = [pack for pack in layout.packs if not held[pack.members[0]]]
 
     def copy(self, arrays: list[Any], into: mmap.mmap) -> list[bool]:
-        """Copies arrays into the slot, and returns which of `arrays` are there.
+        """Copies arrays into the slot, and returns for each of `arrays` whether the slot has it.
 
         It replaces each array that is in the slot by its shape.  An array of unexpected size is
         replaced by a copy outside the slot.
@@ -100,7 +100,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
 
 
 class _Filling:
-    """One snapshot on its way into a slot; what it knows about each tensor is by number."""
+    """One snapshot on its way into a slot.  Its lists have one item for each tensor, by number."""
 
     def __init__(self, spec: StateSpec, captured: Captured) -> None:
         self._captured, self._layout = captured, spec.layout

@@ -66,7 +66,9 @@ class GuardedQueue:
 
 
 class FailureReports:
-    """Reports each new kind of snapshot failure of one source once, and the recovery.
+    """Reports snapshot failures of one source.
+
+    The journal gets each new kind of failure once, and the recovery.
 
     snapshotter.py uses it for captures, SnapshotPublisher for copies.  Any thread; it takes the
     queue's lock.
@@ -77,7 +79,11 @@ class FailureReports:
         self._last_failed = ""  # summary of why snapshots fail; "" if they do not
 
     def report(self, records: list[Record], failure: Exception, reached: SnapshotState) -> None:
-        """Logs `failure`, unless a waiting caller gets it, or the source has just been closed."""
+        """Records a new kind of failure in the journal.
+
+        Logs every failure, unless a waiting caller gets it.  If the failure only means that the
+        source is closed, this stops the cadence instead.
+        """
         if self._source.is_closed(failure):
             with self._guarded.change() as queue:
                 queue.stop_cadence()  # nothing is left to capture
@@ -91,7 +97,7 @@ class FailureReports:
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
 
     def report_success(self) -> None:
-        """Records that a snapshot was published."""
+        """Records in the journal that snapshots work again, if the last one had failed."""
         if self._last_failed:
             self._last_failed = ""
             self._runtime.connection.note_entry(SnapshotsResumed(step=self._runtime.heartbeat.step))
@@ -117,7 +123,7 @@ class SnapshotMemory:
         self.backend, self._fallback = backends
         self._left: SnapshotBackend | None = None  # the backend that ran out of room
         self._guarded, self._changed = guarded, guarded.changed
-        self._is_reserved = False  # protected by `_changed`
+        self._is_reserved = False  # a reservation has ended, or has led to the fallback; protected by `_changed`
 
     def reserve(self) -> None:
         """Reserves snapshot memory, or logs once why there is none and falls back.  Any thread."""
@@ -176,7 +182,7 @@ class SnapshotMemory:
             self._runtime.connection.note_entry(GroundRestored(what=SLOT, path=str(loss.path), seconds=seconds))
 
     def close(self) -> None:
-        """Releases source and slots; the snapshots in the slots stay for other processes."""
+        """Releases the slots; the snapshots in them stay for other processes."""
         self.backend.close()
         if self._left is not None:
             self._left.close()

@@ -92,7 +92,7 @@ class Snapshotter:
             queue.stop_cadence()
 
     def close(self) -> None:
-        """Publishes the captures that are left, then releases source and slots.
+        """Publishes the captures that are left, then releases the slots.
 
         The contents of the slots stay for other processes.
         """

@@ -66,7 +66,7 @@ class Captured(msgspec.Struct):
     elsewhere: RemoteArrays | None = None
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
     logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown
-    is_exact: bool = False  # no other task changed the state during the capture, although the plan allows for that
+    is_exact: bool = False  # no other task changed the state during this capture, although the plan says `is_mixed`
 
 
 class CaptureLost(Exception):
@@ -141,7 +141,7 @@ class StateSource(Protocol):
         """
 
     def keep_files(self) -> None:
-        """Writes files that a checkpoint needs besides the slot again, if they were removed.
+        """Restores removed files that a checkpoint needs in addition to the slot.
 
         Called on any thread, every few seconds.
         """

@@ -46,13 +46,13 @@ from procsv.training.snapshots.step_faults import StepFaults
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
 FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the first state's checkpoint
-READ_EVERY_S = 0.5  # between readings of the step for the heartbeat, which promises one each second
+READ_EVERY_S = 0.5  # between two reads of the global step for the heartbeat; at least one read each second is promised
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
 GONE_S_MAX = 5.0  # how long the end of training waits for a removed directory to come back
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The previous session in this process, whose connection was lost."""
+    """The previous session of this process, which ended because a TensorFlow server was lost."""
 
     at_s: float  # monotonic
     step: int  # as last read
@@ -82,7 +82,8 @@ class TrainingRun:
         self.first_step = source.read_step()
         runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
-        self.habit = STEPS  # what this program's step numbers count, and whether it restores; sent with the first step
+        # Sent with the first step: what the program's step numbers count, and whether it restores what it has saved.
+        self.habit = STEPS
         self._last_durable: dict[bool, SavedKey] = {}  # the last reported saves: True: procsv's, False: the program's
         self._last_error = ""  # the last reported error of a save, without its numbers
         self._faults = StepFaults(
@@ -133,7 +134,7 @@ class TrainingRun:
 
     @property
     def is_trained_here(self) -> bool:
-        """Whether steps run only on the calling thread."""
+        """Whether all steps run on the thread that reads this property."""
         return self.boundary.is_trained_here
 
     @property
@@ -141,9 +142,11 @@ class TrainingRun:
         return self.boundary.is_in_call
 
     def count_runs(self) -> int:
+        # All finished work: the calls that have passed the boundary, and what the source has done outside of them.
         return self.boundary.runs + self._source.count_calls()
 
     def count_steps(self) -> int:
+        # Only the calls that have passed the boundary, which the watchdog counts as steps of this task.
         return self.boundary.runs
 
     # -- at the boundary ---------------------------------------------------------------------------
@@ -165,7 +168,10 @@ class TrainingRun:
             self._end_if_overdue()
 
     def _check_ready(self) -> None:
-        """Report READY once the first call that moved the global step has ended."""
+        """Report the first step (FirstStepDone) once a call has moved the global step and ended.
+
+        If the source has no global step, the first call that ends counts.
+        """
         step = self._source.read_step()
         if step == self.first_step and step >= 0:
             self.boundary.due = True
@@ -226,7 +232,8 @@ class TrainingRun:
         self.boundary.due = True
 
     def leave_to_parent(self) -> None:
-        self.snapshots = None  # its worker is not in this process, and its memory is the parent's
+        # This process is a fork of the program. It has no snapshot worker, and the slots are its parent's.
+        self.snapshots = None
 
     def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
@@ -293,7 +300,8 @@ class TrainingRun:
     def save(self, reason: Reason, timeout_s: float) -> bool:
         """Make a durable checkpoint of the state between two steps.
 
-        On failure, log the reason and return False.
+        On failure, return False. Log the reason, except for a checkpoint directory that is gone.
+        Without snapshots, only return False.
         """
         if self.snapshots is None:
             return False
@@ -308,9 +316,10 @@ class TrainingRun:
         return False
 
     def wait_asked(self, timeout_s: float) -> bool:
-        """Wait until the newest requested snapshot, if any, is a durable checkpoint.
+        """Wait until the snapshot that `Snapshotter.asked` returns is a durable checkpoint.
 
-        On failure, log the reason and return False.
+        Without one, return True. On failure, return False. Log the reason, except for a checkpoint
+        directory that is gone.
         """
         asked = self.snapshots.asked if self.snapshots is not None else None
         if asked is None:
@@ -333,7 +342,10 @@ class TrainingRun:
         return False
 
     def _note_lost(self, why: Exception | str) -> None:
-        """Record in the journal that the last state has not reached the checkpoint service."""
+        """Record in the journal that the last state has not reached the checkpoint service.
+
+        Record nothing if the save failed because the source is closed.
+        """
         if isinstance(why, str) or not self._source.is_closed(why):
             with contextlib.suppress(RuntimeError, *self._failures):  # if it is unreadable, the last step read is used
                 self.read_step()
