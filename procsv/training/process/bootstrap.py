@@ -185,7 +185,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
 
 
 def _join_step_gate(runtime: Runtime, start: Start) -> None:
-    """Joins the step gate, with which the chief holds all tasks between two steps.
+    """Joins the step gate, with which the chief holds the workers between two steps.
 
     This comes before the program starts, so that the gate covers every step.
     """

@@ -119,7 +119,7 @@ class TrainerHeartbeat:
             writer.beat(self._clock.monotonic())
 
     def _restore_files(self, now_s: float) -> None:
-        """Re-creates our files if removed, once the watchdog has re-created their directory."""
+        """Re-creates our removed files once the watchdog has re-created their directory."""
         if now_s < self._restore_s:
             return
         self._restore_s = now_s + RESTORE_S

@@ -23,7 +23,7 @@ from procsv.training.snapshots.snapshot_state import SnapshotEvent, SnapshotStat
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread
 STOP_PATIENCE_S = 1.0  # most programs end this soon after a stop request, and save a later state
-AGAIN_S = 0.1  # between tries if no slot is free: the service still reads the other one
+AGAIN_S = 0.1  # between tries if no slot is free: the service still reads one, and the newest must stay
 FAILED_PAUSE_S = 10.0  # after a failed snapshot of the cadence
 CHECK_EVERY_S = 2.0  # between two checks that the snapshot memory is still there
 
@@ -69,7 +69,8 @@ class SnapshotQueue(msgspec.Struct):
     """All snapshots of one session that are under way."""
 
     cadence: Cadence
-    records: list[Record] = msgspec.field(default_factory=list)  # in request order, until durable or lost
+    # In request order.  A record leaves the list once it is durable or has a `failure`; the cadence's, once published.
+    records: list[Record] = msgspec.field(default_factory=list)
     asked: Record | None = None  # the newest capture that a request with a `want` led to; not the cadence's
     is_stopping: bool = False  # the run is to end, or this process is
     closed: Exception | None = None  # why nothing is captured any more
@@ -206,7 +207,7 @@ class SnapshotQueue(msgspec.Struct):
         self.check_memory_soon(now_s)
 
     def postpone_worker(self, now_s: float) -> None:
-        """Postpones the worker's capture: the training thread is in a call."""
+        """Postpones the worker's next try: its last one has not captured these requests."""
         for record in self._requested():
             if record.capture_s <= now_s:
                 record.capture_s = now_s + PATIENCE_S
