@@ -29,8 +29,8 @@ class FileOrders:
         self, environment: CheckpointEnvironment, disk: Worker, reply: Callable[[Received, FilePlaced], None]
     ) -> None:
         self._environment, self._disk, self._reply = environment, disk, reply
-        self._under_way = 0
         self._askers: dict[Path, list[Received]] = {}  # parcel in progress -> its requests
+        self._paths: dict[Path, str] = {}  # parcel in progress -> where its file belongs
         self._failed: dict[Path, str] = {}  # parcel -> where its file belongs
         self._retry_s = 0.0
         for parcel in environment.parcels():
@@ -38,7 +38,7 @@ class FileOrders:
 
     @property
     def is_busy(self) -> bool:
-        return self._under_way > 0
+        return bool(self._askers)
 
     def place(self, received: Received, message: PlaceFile) -> None:
         """Places a file.  Answers once the file is in place, or with the reason why it is not."""
@@ -54,18 +54,20 @@ class FileOrders:
     def retry(self, now_s: float, is_last: bool) -> None:
         """Tries failed parcels again, every RETRY_S.
 
-        `is_last`: try once more now, and give up if that fails.
+        `is_last`: try once more now, and give up if that fails.  A parcel waits while a newer one
+        of the same file is in progress, because it would be placed after it.
         """
         if not self._failed or (now_s < self._retry_s and not is_last):
             return
         self._retry_s = now_s + RETRY_S
-        failed, self._failed = self._failed, {}
-        for parcel in failed:
-            self._begin(parcel, [], gives_up=is_last)
+        due = [parcel for parcel, path in self._failed.items() if path not in self._paths.values()]
+        for parcel in due:
+            del self._failed[parcel]
+            if parcel.exists():  # otherwise the trainer has placed a newer one itself
+                self._begin(parcel, [], gives_up=is_last)
 
     def _begin(self, parcel: Path, askers: list[Received], gives_up: bool = False) -> None:
-        self._under_way += 1
-        self._askers[parcel] = askers
+        self._askers[parcel], self._paths[parcel] = askers, _target(parcel)
 
         def done(order: FileOrder) -> None:
             self._end_parcel(parcel, order.path, "")
@@ -86,8 +88,8 @@ class FileOrders:
         self._disk.run_job(lambda: self._environment.place(parcel), done, failed)
 
     def _end_parcel(self, parcel: Path, path: str, error: str) -> None:
-        self._under_way -= 1
-        for asker in self._askers.pop(parcel, []):
+        del self._paths[parcel]
+        for asker in self._askers.pop(parcel):
             self._reply(asker, FilePlaced(path, error))
 
 

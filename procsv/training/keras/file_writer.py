@@ -8,6 +8,7 @@ complete in shared memory. The snapshot worker waits for that, off the training 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,15 @@ from pathlib import Path
 from procsv.base.errors import PeerError
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
-from procsv.ipc.shm.file_parcel import FileOrder, ParcelWriter, place_parcel, sweep_unfinished
+from procsv.ipc.shm.file_parcel import (
+    BadParcel,
+    FileOrder,
+    ParcelWriter,
+    list_parcels,
+    place_parcel,
+    read_order,
+    sweep_unfinished,
+)
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 
@@ -135,6 +144,12 @@ class FileWriter:
                 if isinstance(answer, FilePlaced) and answer.error:
                     log.error("procsv: %s; trying again", answer.error)
                 return
+        # The service may still try to place an older file of this name, which must not replace the newer one.
+        # A kill here loses the older file, and the newer one is made again or placed by the next service.
+        for older in list_parcels(start.paths.shm_dir):
+            with contextlib.suppress(OSError, BadParcel):
+                if older != parcel and read_order(older).path == order.path:
+                    older.unlink()
         place_parcel(parcel)
 
 
