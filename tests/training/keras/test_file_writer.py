@@ -27,7 +27,9 @@ def test_an_older_file_that_the_service_could_not_place_is_dropped(tmp_path: Pat
     parcel(shm, 1, order, b"old")
     of_another = parcel(shm, 2, other, b"old")
     newest = parcel(shm, 3, order, b"new")
-    connection = SimpleNamespace(start=SimpleNamespace(shm_dir=shm), link=SimpleNamespace(ask=lost))
+    connection = SimpleNamespace(
+        start=SimpleNamespace(paths=SimpleNamespace(shm_dir=shm)), link=SimpleNamespace(ask=lost)
+    )
     runtime: Any = SimpleNamespace(connection=connection)
     FileWriter(runtime)._place(newest, order)
 
