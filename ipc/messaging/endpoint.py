@@ -30,7 +30,7 @@ DROPPED_REASONS_MAX = 50  # reasons that are counted separately; further ones ar
 REPEATED = "seen before"  # the only reason that `refused` does not count, because repeats are part of the protocol
 DEAD_MAX = 1000  # remembered connections of dead processes
 PARTED_MAX = 100  # lost connections whose other end may be alive and come back
-GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cannot starve the caller
+GARBAGE_MAX = 200  # bad messages in one call of a server's `receive`, so that a flood cannot starve the caller
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Received(msgspec.Struct, frozen=True):
     seq: int
     re: int
     body: Body
-    answers: Message | None  # our reliable message with the number `re`, if it was not answered before
+    answers: Message | None  # the reliable message of ours that it answers, if it is the first answer
 
 
 class Put(Enum):
@@ -336,8 +336,8 @@ class ServerEndpoint(Endpoint):
         """Ignores the task's other connections, because the process at `who` replaces a dead one.
 
         Nothing more is received on the other connections.  All messages that are queued for the
-        task are dropped, even those for `who`: they were sent to the task while it still belonged
-        to the dead process.
+        task are dropped.  That includes the messages for `who`: they were sent before it was known
+        to replace the dead process, and were meant for that process.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task

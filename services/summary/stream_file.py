@@ -137,8 +137,11 @@ class Stream(msgspec.Struct):
         earlier append.
         """
         data = self._position(file.path, file.offset)
-        # A kill leaves the old or the new text.  If a failed write leaves anything else, the checksum does not match.
+        # A kill leaves the old or the new text.
         if os.pwrite(self._position_fd, data, 0) != len(data):
+            # What is left may be unreadable.  Killed before the next append: the sender opens the stream again, and a
+            # new event file begins.  The next append replaces the position file.
+            self._close_position()
             raise OSError(f"short write to {self._position_path}")
 
     def _position_is_in_place(self) -> bool:
@@ -272,7 +275,8 @@ class StreamStore:
                 with contextlib.suppress(OSError, PeerError):
                     owner, number = attempt_of(parcel_writer(path.name))
                     if owner == task and number < incarnation:
-                        path.unlink()  # killed here: the next process removes the rest at the attempt's next message
+                        # Killed here: the next process removes the rest when `incarnation` sends its next message.
+                        path.unlink()
 
     # -- what core.py decides ------------------------------------------------------------------------------
     def open_stream(self, writer: str, logdir: str, suffix: str) -> None:

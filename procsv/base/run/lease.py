@@ -44,8 +44,8 @@ RENEW_S = 5.0  # how often the holder rewrites the lease
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
 # How often to try one change.  A try fails if another launch, which wants the logdir, removes our fence after we have
-# checked the lease.  If that launch then finds our lease in place of its own, it gives way, and the next try succeeds.
-# So all tries fail only if one new launch after another removes our fence.
+# checked the lease.  If our renewal has replaced that launch's lease in the meantime, that launch gives way, and our next
+# try succeeds.  So all tries fail only if one new launch after another removes our fence.
 TRIES_MAX = 3
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
@@ -123,7 +123,7 @@ def find_elsewhere(paths: RunPaths, run: str) -> Lease | None:
 
 
 class LeaseFile:
-    """The file lease.json.  OSError passes through all methods but `holder`."""
+    """The file lease.json.  OSError passes through all methods but `holder` and `remove`."""
 
     def __init__(self, paths: RunPaths, *, has_run_json: bool = True) -> None:
         """`has_run_json`: whether run.json is beside the lease, and `successor` may use it.

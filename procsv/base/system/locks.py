@@ -168,8 +168,7 @@ class FileLock:
     def wake(self) -> None:
         """Sends SIGCONT to the holder, because a stopped process never releases the lock.
 
-        Only for locks that the process which took them holds itself, and that its children do not
-        inherit.
+        Only for a lock that one process has taken for itself, and has not passed on to a child.
         """
         holder = self.holder()
         if holder is None:
@@ -293,7 +292,7 @@ class DirectoryLock:
         """Whether no other process shares our lock; True if the filesystem has no locks."""
         is_alone = not self.has_flock or try_lock(self.fd)
         if self.has_flock:
-            fcntl.flock(self.fd, fcntl.LOCK_SH)  # back to shared, if it was exclusive
+            fcntl.flock(self.fd, fcntl.LOCK_SH)  # back to shared, if `try_lock` made it exclusive
         return is_alone
 
     def holders(self) -> list[int]:

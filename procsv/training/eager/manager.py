@@ -65,7 +65,7 @@ def _attach_manager(directory: Any) -> tuple[Runtime, str]:
         )
     launched = current()
     if launched is not None and not launched.connection.start.is_chief:
-        directory = None  # only the chief saves; the other tasks use the run's own directory
+        directory = None  # only the chief saves; this task uses the run's directory, or the chief's (`_follow_chief`)
     runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
     if runtime is None:
         raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
@@ -198,9 +198,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _restores(self, is_new: bool) -> bool | None:
         """Return whether the program itself restores its state; None if that is unknown.
 
-        `is_new`: there was nothing to restore. Then the answer is True if the program has looked for
-        a checkpoint, and None otherwise. If there was a state, TensorFlow's marks on the restored
-        objects give the answer.
+        `is_new`: there was nothing to restore. Then the answer is True if the program has asked for a
+        checkpoint, because it would have restored one, and None otherwise. If there was a state,
+        TensorFlow's marks on the restored objects give the answer.
         """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
@@ -208,7 +208,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Return the number that a checkpoint of the current state has in its name.
 
         During a save of the program, this is the number of the save. Between two saves, it is one
-        more than the save counter, or than the highest number that the program has passed itself,
+        more than the save counter, or than the highest number that the program has given to `save`,
         whichever is higher.
         """
         if self._saving is not None:
@@ -281,7 +281,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         The restored state may be a snapshot that was taken after the save. So the step comes from
         the manifest of the save's checkpoint. If there is no such manifest, return the step of the
-        restored state. That is the step of the save if the save itself was restored, from memory.
+        restored state. This is right if the save itself was restored, from memory.
         """
         number = max(private.count_of(self.checkpoint.save_counter), self._highest)
         manifest = manifest_at(Path(f"{self._controller.plan.save_path}-{number}{MANIFEST_SUFFIX}"))
@@ -419,7 +419,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._follow_chief()
         times = collections.OrderedDict[str, float]()
         for path in paths:
-            index = local_path(f"{path}.index")  # None at a URL: to ask there for its time could hold up training
+            # None if the run's logdir is a URL. To ask there for its time could hold up training.
+            index = local_path(f"{path}.index")
             with contextlib.suppress(FileNotFoundError):  # the service has just deleted it
                 times[self._as_named(path)] = 0.0 if index is None else index.stat().st_mtime
         self._maybe_delete = times
@@ -428,7 +429,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _follow_chief(self) -> None:
         """In a task whose state is not saved, use the directory in which the chief saves.
 
-        The chief's program may name it only after this task has made its manager.
+        This task may have made its manager before the chief's program named the directory.
         """
         controller = self._controller
         if controller.keeps_state or (used := controller.runtime.connection.learn_logdir()) == self.directory:

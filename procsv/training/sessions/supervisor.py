@@ -159,7 +159,8 @@ class Supervisor(tf_supervisor.Supervisor):
         """
         master = resolve_master(master)
         self._coord.may_be_idle = bool(master)  # another process may do the work, so idle does not mean blocked
-        self._coord.free = None  # `managed_session` sets it, so that the coordinator can close the session
+        # What the coordinator calls to wake blocked threads. `managed_session` sets it to close the session.
+        self._coord.free = None
         controller = self._controller
         if controller is None or self._is_beside_its_chief(controller):
             return super().prepare_or_wait_for_session(
@@ -185,7 +186,7 @@ class Supervisor(tf_supervisor.Supervisor):
         return sess
 
     def _is_beside_its_chief(self, controller: SessionController) -> bool:
-        """Whether this is a worker whose process already trains with another session, its chief's."""
+        """Whether this is a worker in the process of its chief, whose session already trains here."""
         return not self._is_chief and controller.runtime.training not in (None, controller.training)
 
     def _write_graph(self) -> None:
@@ -282,7 +283,8 @@ class Supervisor(tf_supervisor.Supervisor):
                 self._summary_writer.close()
                 self._graph_added_to_summary = False
             elif isinstance(self._summary_writer, SummaryWriter) and controller.is_in_run:
-                # Without `procsv launch`, the run lasts until the writer is closed. The next session continues its file.
+                # Without `procsv launch`, the run lasts until the writer is closed. The next session continues the
+                # writer's event file.
                 self._summary_writer.hold_run(controller.runtime)
             controller.leave_run()
 

@@ -2,13 +2,15 @@
 
 Each TrainingRun has a Snapshotter.  Requests for snapshots go into its queue (snapshot_queue.py),
 which decides what is captured when.  A *pinned* snapshot must itself become a checkpoint.  Until it
-is durable or has failed, nothing newer is captured, except during a stop.
+is durable or has failed, nothing newer is captured, with three exceptions: during a stop, after a
+wait of WAIT_S_MAX, and if the checkpoint service is lost.
 
 The training thread captures at the step boundary.  The Snapshotter also has a thread of its own,
-the *worker*.  If the training thread does not reach the boundary in time, the worker captures.  To
-do so, it holds the boundary's lock, or the training thread is in a call that cannot change the
-state.  Only the worker copies and publishes captures, in their order.  Only the worker replaces
-snapshot memory that another process has removed (snapshot_worker.py).
+the *worker*.  If the training thread does not reach the boundary in time, the worker captures.  It
+may do so while it holds the boundary's lock.  During a stop, it may also do so while the training
+thread is in a call that cannot change the state.  Only the worker copies and publishes captures, in
+their order.  Only the worker replaces snapshot memory that another process has removed
+(snapshot_worker.py).
 
 A thread takes locks in this order: `Boundary.lock`, the queue's lock (snapshot_worker.py), the
 backend's lock (backends.py).  A thread that holds the backend's lock takes no other.
@@ -295,7 +297,9 @@ class Snapshotter:
             self._guarded.holders.add(threading.get_ident())
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
-            want = self._runtime.stops.reason or want  # a signal arrives before the message that names the reason
+            # The signal that made this request came before the message that names the reason.  Use the reason if it is
+            # known by now.
+            want = self._runtime.stops.reason or want
         finish: Finish | None = None
         failure: Exception | None = None
         sequence = self._runtime.numbers.newest + 1

@@ -10,7 +10,9 @@ never "start from step 0".
 The *followers* are the tasks other than the chief.  In a gang they must begin with the chief's
 state.  So each follower waits until the chief has an answer, and gets the same answer.  A follower
 reads the chief's slot, or fetches it from another machine, only some time after the answer.  So the
-core never offers a slot that the chief might overwrite in the meantime.
+core never offers a slot that the chief might overwrite in the meantime.  If the chief has trained
+since its answer, or if the follower can restore only from disk, the follower gets a checkpoint of
+this state or of a later one.  The watchdog restarts a gang whose tasks begin at different steps.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ QUIET_S_MAX = 1.0
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    after_scan: int  # answer only after the directory scan of this number: it shows what the program saved last
+    after_scan: int  # wait for the directory scan with this number, which includes what the program saved last
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: FoundCheckpoint | None = None
@@ -80,9 +82,9 @@ class Restoring(msgspec.Struct):
     def trainer_ended(self, incarnation: int, clean: bool, avoid_step: int, now_s: float) -> None:
         """An attempt of the chief has ended: drop its question, and expect the next attempt's.
 
-        Also drop a question that a follower asked in the chief's place, because the gang has ended
-        with the chief.  The next attempt may get another answer.  After a crash, delay the write of
-        the newest state (see QUIET_S_MAX).
+        Also drop a question that the core asks for a follower (`Followers.waits_for_missed`),
+        because the gang has ended with the chief.  The next attempt may get another answer.  After a
+        crash, delay the write of the newest state (see QUIET_S_MAX).
         """
         asker = self._question.asker if self._question is not None else None
         if asker is not None and (asker.task != self.states.chief or asker.incarnation <= incarnation):
@@ -268,9 +270,9 @@ class Followers(msgspec.Struct):
         """
         self.ended = max(self.ended, incarnation)
         if incarnation >= self.answered_attempt:
-            # If the ended attempt asked this process, so will the next attempt, and no answer is missed any more.  If
-            # it did not, the notice of its end may be late, and the next attempt may be running already, with an
-            # answer from the previous process.
+            # If this process answered the ended attempt, it also hears the next one's question, and misses no answer
+            # any more.  If it did not, the notice of the end may be late: the next attempt may be running already, with
+            # an answer from the previous process.
             self.may_have_missed = self.may_have_missed and self.answer is None
             self.answer, self.answered_attempt = None, 0
             self._answered.clear()

@@ -17,7 +17,8 @@ time, I/O, output. The last column of this table says in which:
                                                                     step, but at least
                                                                     120 s and at most
                                                                     1800 s
-    step      with --hang-timeout: from one step to the next        as set             no
+    step      with --hang-timeout: from one step to the next,       as set             no
+              if the program has not entered another phase
     program   callbacks, evaluations, and other code between calls  1800 s             yes
               of the session or of `step()`, or between trainings
     import    until the program creates its session                 1800 s             yes
@@ -124,8 +125,8 @@ WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
 DOUBLED_MAX = 10  # how many times a limit is doubled at most
 # Phases that do not prove that the program has had a session. Any program that has returned is in phase STOP.
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})
-# An older heartbeat does not prove that a trainer hangs (`is_silent`). For a parameter server it counts as a hang: a
-# server has nothing to do but to serve, and tasks that wait for a frozen server get no error.
+# A trainer whose heartbeat is older than this may hang, or not (`is_silent`). A parameter server with such a heartbeat
+# counts as hanging: it has nothing to do but to serve, and tasks that wait for a frozen server get no error.
 SILENT_S_MIN = 10.0
 
 
@@ -201,7 +202,8 @@ class Liveness(msgspec.Struct):
     had_session: bool = False  # this trainer or an earlier one had a session
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
     _is_training: bool = False  # the running trainer has made steps
-    # The longest stretch with neither progress nor activity that counts, since the heartbeat last showed progress.
+    # Since the heartbeat last showed progress: the longest time without activity that counts. Activity may come and go
+    # while the heartbeat shows nothing.
     _still_s: float = 0.0
     _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # doublings of limits that proved too short
     _too_short: TooShort | None = None  # not reported yet
@@ -245,8 +247,8 @@ class Liveness(msgspec.Struct):
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
         """Read the current heartbeat; None before the first one.
 
-        `waits_for_disk` is for services, and is ignored here: a trainer that waits for a disk makes
-        no progress.
+        `waits_for_disk` is for services and is ignored here: the time in which a trainer waits for
+        a disk counts as time without progress.
         """
         if beat is not None and beat.phase not in WITHOUT_SESSION:
             self.see_session()

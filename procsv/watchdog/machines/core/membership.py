@@ -5,7 +5,7 @@ that sends no message for `--peer-timeout` (10 s by default) counts as lost. Whe
 gone, cut off or frozen cannot be known here and does not matter: the run no longer counts on that
 member or its task.
 
-In this table a task has only one launch. A launch that was lost may still be alive on a machine
+`Membership` has only one launch for each task. A launch that was lost may still be alive on a machine
 that was cut off. If it comes back after another launch got its place, it is refused.
 
 A new launch may ask for a place that another launch still has. It gets the place at once if it
@@ -85,7 +85,8 @@ class Member(msgspec.Struct):
     launch: str = ""  # identifies the launch
     lock: LaunchLock | None = None  # on the launch's own directory
     is_dead: bool = False  # its launch is certainly dead
-    is_waiting: bool = False  # it waits for a restart to replace a lost launch; until then its silence does not count
+    # It gets the place of a lost launch when the run restarts. Until then its silence does not count.
+    is_waiting: bool = False
 
     @property
     def stays(self) -> bool:
@@ -251,7 +252,7 @@ def judge_claim(member: Member | None, join: Join) -> Claim:
     if join.launch and member.launch == join.launch:
         return Claim.AGAIN
     if join.served is not None:
-        return Claim.GONE  # the asking launch was a member of this run, was lost, and has been replaced
+        return Claim.GONE  # the launch has served this run before, so it was lost and has been replaced
     if not member.takes_orders:
         return Claim.WAITS  # the run is about to end, or to restart
     if join.lock is None or not join.lock.follows(member.lock):
