@@ -19,7 +19,7 @@ def parcel(shm: Path, number: int, order: FileOrder, contents: bytes) -> Path:
 
 def test_an_older_file_that_the_service_could_not_place_is_dropped(tmp_path: Path) -> None:
     def lost(*_: object) -> None:
-        raise PeerError("the checkpoint service is lost")
+        raise PeerError("gone")
 
     shm, target = tmp_path / "shm", tmp_path / "best.keras"
     shm.mkdir()
