@@ -46,7 +46,7 @@ from procsv.training.snapshots.step_faults import StepFaults
 declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 
 FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the first state's checkpoint
-READ_EVERY_S = 0.5  # between two reads of the global step for the heartbeat; at least one read each second is promised
+READ_EVERY_S = 0.5  # between two reads of the global step for the heartbeat
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
 GONE_S_MAX = 5.0  # how long the end of training waits for a removed directory to come back
 
