@@ -85,7 +85,7 @@ class Sender:
     ) -> StateOffer:
         """Offers any other data of `size` bytes.
 
-        PeerError if the sender has ended.  `source` is closed then, too.
+        If the sender has ended, this closes `source` and raises PeerError.
         """
         if not self._thread.is_alive():
             source.close()

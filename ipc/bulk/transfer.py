@@ -47,7 +47,9 @@ class Transfer:
     def next_pieces(self, now_s: float) -> list[TransferPiece]:
         """Returns the pieces to request now.
 
-        An empty list if WINDOW_PIECES are outstanding, or if the rate allows no more yet.
+        If no piece has arrived for AGAIN_S, these are the outstanding pieces, again.  Otherwise they
+        are new ones.  The list is empty if WINDOW_PIECES are outstanding, if the rate allows no more
+        yet, or if every piece was requested.
         """
         if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
             self._asked_s = now_s

@@ -37,7 +37,7 @@ class Outbox:
         """
         self._next = (incarnation << NUMBER_BITS) + 1
         self._pending: dict[int, _Pending] = {}
-        self.dropped = 0  # messages that the peer will never get
+        self.dropped = 0  # messages beyond UNACKED_MAX, which are not sent again
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -82,7 +82,7 @@ class Outbox:
         return pending.re if pending else 0
 
     def due(self, now_s: float) -> list[tuple[int, int, Message]]:
-        """Returns (seq, re, body) of the messages to send again now."""
+        """Returns (seq, re, body) of the messages to send again now, and notes that they are sent."""
         if not self._pending:  # the usual case, in every turn of every event loop
             return []
         again: list[tuple[int, int, Message]] = []
@@ -105,7 +105,7 @@ class Outbox:
         return min(pending.sent_s + RESEND_S for pending in oldest)
 
     def drop_messages(self) -> None:
-        """Drops everything: the peer is gone, and its successor must not get its messages."""
+        """Drops everything: the peer is gone, and its successor must not get them."""
         self._pending.clear()
 
 
@@ -126,7 +126,10 @@ class Inbox:
         self.unsettled: set[int] = set()  # received but not in effect yet: neither acknowledged nor answered
 
     def is_news(self, incarnation: int, seq: int) -> bool:
-        """Notes `seq`; returns False if it was seen before or comes from an older incarnation."""
+        """Notes `seq`; returns False if it was seen before or comes from an older incarnation.
+
+        `seq` is 0 for a message that is not reliable.  It is not noted.
+        """
         if incarnation < self._incarnation:
             return False
         if incarnation > self._incarnation:

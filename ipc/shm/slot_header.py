@@ -55,7 +55,10 @@ def _hash_without_state(head: bytes) -> int:
 
 
 def unpack_header(path: str | Path, head: bytes) -> SlotInfo | None:
-    """Returns the header in `head`, or None if it is not whole (never written, or torn)."""
+    """Returns the header in `head`.
+
+    None if it is not whole (never written, or torn), or if another version of procsv wrote it.
+    """
     return _unpack_header(str(path), head[: _HASH_AT + _HASH_BYTES])
 
 
@@ -98,7 +101,8 @@ def is_slot_of(task: TaskId, path: Path) -> bool:
 def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
     """Returns the READY slots, newest sequence first.
 
-    `any_state`: returns slots in all states.  It always leaves out torn and unreadable slots.
+    `any_state`: returns slots in all states.  A slot whose header is not whole is left out even
+    then.
     """
     there, found = list[str](), []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

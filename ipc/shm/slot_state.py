@@ -9,8 +9,7 @@ Pure.  slot_file.py and slot_reader.py look up each transition here before they 
 
 Being read is not a state.  A reader holds a shared lock on the file of a READY slot.
 
-One rule is not in the table: slot_file.py overwrites the newest READY slot only after a newer one
-is READY.
+One rule is not in the table: slot_file.py overwrites a READY slot only if a newer one is READY.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Incarnation(msgspec.Struct):
     is_promoted: bool = msgspec.field(name="promoted")  # a standby became the trainer
     ready_s: Seconds | None = msgspec.field(name="ready_at")
     end_s: Seconds | None = msgspec.field(name="ended_at")
-    source: str  # memory, checkpoint, fresh
+    source: str  # of its state: memory, checkpoint, fresh; "": not recorded
     origin: str = msgspec.field(name="from")
     restored_step: Step
     recovery_seconds: Seconds | None  # from the previous attempt's death to the end of the first new step

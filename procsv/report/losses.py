@@ -69,14 +69,17 @@ class Losses:
 
     @property
     def name(self) -> str:
-        """Return the scalar's tag. If its file is in a subdirectory, that name comes first."""
+        """Return the scalar's tag, after the name of its file's directory if that is not the logdir."""
         if self._tag is None:
             return find_loss(self._scalars) or "loss"
         return next((name for name in self._scalars if name.rpartition(": ")[2] == self._tag), self._tag)
 
     @property
     def values(self) -> list[Scalar]:
-        """Return the values, oldest first."""
+        """Return the values from event files, oldest first.
+
+        If there are none and no tag was given, return the losses that the program printed.
+        """
         return self.scalars or (list(self._printed) if self._tag is None else [])
 
     @property
@@ -129,7 +132,7 @@ class Losses:
 
 
 def _plain(name: str) -> str:
-    """Return a name that is safe on one line of a terminal.
+    """Return the short form of a tag, or "loss" if that is not safe on one line of a terminal.
 
     A tag may hold any characters, and wide characters take two columns.
     """
@@ -165,7 +168,7 @@ class LossNow:
         self._last_step = NO_STEP
 
     def look(self, step: int, now_s: float) -> Told:
-        """Return the newest loss, given the program's current `step`."""
+        """Return the newest loss and the last step, given the program's current `step`."""
         if step < 0:
             return Told()
         if self._seen and step < self._seen[-1][1]:

@@ -86,7 +86,7 @@ class Timeline:
         return TimelineMark(self.training, self.kind, self.since_s, len(self._trainings), len(self._others))
 
     def go_back_to(self, mark: TimelineMark) -> None:
-        """Undo everything that was recorded since `mark`."""
+        """Remove the spans that ended since `mark`, and reopen the span that was open at the mark."""
         del self._trainings[mark.trainings :], self._others[mark.others :]
         self.training, self.kind, self.since_s = mark.training, mark.kind, mark.since_s
 
@@ -101,7 +101,7 @@ class Timeline:
 
     @property
     def last_step(self) -> int | None:
-        """Return the highest step reached; None if nothing was trained."""
+        """Return the highest step of the trainings that have ended; None if none has ended."""
         return max((training.last_step for training in self._trainings), default=None)
 
     def spans(self) -> list[Span]:

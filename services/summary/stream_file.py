@@ -133,8 +133,8 @@ class Stream(msgspec.Struct):
     def _write_position(self, file: EventFile) -> None:
         """Overwrites the position in place.
 
-        Its numbers grow with each append, so the new text is never shorter than the text of an
-        earlier append.
+        Its numbers grow with each append that succeeds, so the new text is never shorter than the
+        text in the file.
         """
         data = self._position(file.path, file.offset)
         # A kill leaves the old or the new text.

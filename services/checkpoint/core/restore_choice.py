@@ -239,9 +239,10 @@ class Followers(msgspec.Struct):
     """The followers' open questions, and the answer that the running chief got.
 
     Each time the chief starts, it asks which state to restore, and so do its followers, before or
-    after it.  A follower's question waits here until the chief has its answer (`note_answer`), and
-    gets the same answer.  When that attempt of the chief ends, its answer is forgotten
-    (`chief_ended`), because the next attempt may get another one.
+    after it.  A follower's question waits here until the chief has its answer (`note_answer`).  The
+    follower gets the same answer, or a checkpoint of this state or of a later one (`_answer`).
+    When that attempt of the chief ends, its answer is forgotten (`chief_ended`), because the next
+    attempt may get another one.
 
     If this service process replaces one that died, it may not know the running chief's answer: the
     chief may have got it from the previous process, and will not ask again.  Then the followers
@@ -253,7 +254,7 @@ class Followers(msgspec.Struct):
     expected: int = 0  # how many may ask after each start of the chief
     may_have_missed: bool = False  # the previous service process may have answered the running chief
     answer: RestoreFrom | None = None  # the chief's answer
-    answered_attempt: int = 0  # the chief's attempt that got `answer`; 0: a follower asked in the chief's place
+    answered_attempt: int = 0  # the chief's attempt that got `answer`; 0: none, or the core asked in the chief's place
     ended: int = 0  # the newest attempt of the chief that has ended
     _asked: dict[TaskId, _FollowerQuestion] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
@@ -278,7 +279,7 @@ class Followers(msgspec.Struct):
             self._answered.clear()
 
     def note_answer(self, asker: Received, body: RestoreFrom) -> None:
-        """Keep the answer that the chief got, or that a follower got in the chief's place."""
+        """Keep the answer that the chief got, or that the core got in the chief's place."""
         is_chiefs = asker.task == self.states.chief
         if is_chiefs and asker.incarnation <= self.ended:
             return  # its followers have ended with it; the next attempt may get another state
