@@ -53,7 +53,7 @@ class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_
     options: dict[str, str] = {}  # of launch, except defaults
     versions: dict[str, str] = {}  # of procsv, python and tensorflow
     machine: str = ""  # its name, processors and memory, for people
-    seen_until: Seconds | None
+    seen_until: Seconds | None  # if the previous watchdog was killed: when it last wrote run.json
     asked_at: Seconds | None
 
 
@@ -176,7 +176,7 @@ class Promoted(Entry, frozen=True, kw_only=True, tag="promoted"):
     """A standby has become the trainer."""
 
     pid: Pid
-    standby: int
+    standby: int  # the standby's own number
 
 
 class StandbyReady(Entry, frozen=True, kw_only=True, tag="standby_ready"):
@@ -335,7 +335,7 @@ class CheckpointsDeleted(Entry, frozen=True, kw_only=True, tag="checkpoints_dele
     """The program has deleted its logdir with its checkpoints; `kept`: procsv puts them back."""
 
     count: int
-    kept: bool = False  # the checkpoints, for the program's session
+    kept: bool = False  # procsv has kept the checkpoints, and puts them back for the program's session
 
 
 class SnapshotsResumed(Entry, frozen=True, kw_only=True, tag="snapshots_resumed"):

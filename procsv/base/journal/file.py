@@ -3,9 +3,10 @@
 At BYTES_MAX the writer renames the file, replacing the file that it renamed before, and begins a
 new one.  Readers read both files as one journal.
 
-Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a
-power failure, or by a kill during the write, because a killed write may stop between two pages.
-Readers skip such a line, and the next writer ends it.
+The watchdog writes it.  A trainer also writes to it before it does a planned fault to itself.
+Every process may read it.  The last line may be torn by a power failure, or by a kill during the
+write, because a killed write may stop between two pages.  Readers skip such a line, and the next
+writer ends it.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class Journal:
             self._write_data(b"\n")
 
     def _is_in_place(self) -> bool:
-        """Returns False if another file or directory has replaced ours, or our descriptor is stale.
+        """Returns False if our file is not at `path`, or our descriptor is stale.
 
-        While the journal's directory is missing, the open file stays in use, wherever it is.
+        Returns True while the journal's directory is missing: the open file stays in use, wherever
+        it is.
         """
         there = stale.stat_open(self._fd)
         try:

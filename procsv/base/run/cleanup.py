@@ -1,8 +1,7 @@
 """Remove a run's files by name from its run directory and from shared memory.
 
-The watchdog calls it at the end of a run, or the checkpoint service if it ends last.  A launch
-calls it to remove the files of a killed run.  Files that are not ours stay, and so does their
-directory.
+The watchdog does so at the end of a run, or the checkpoint service if the service ends last.  A
+launch does so for a killed run.  Files that are not ours stay, and so does their directory.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def remove_memory(directory: Path) -> None:
 def remove_staged(directory: Path) -> None:
     """Removes staged checkpoints from `directory`.
 
-    That is shared memory or, if it had no room for them, the run's own directory.
+    They are in shared memory or, if shared memory had no room for them, in `RunPaths.home`.
     """
     for pattern in SHM_DIRS:
         for path in directory.glob(pattern):
@@ -81,9 +80,9 @@ def remove_staged(directory: Path) -> None:
 
 
 def remove_dirs(paths: RunPaths) -> None:
-    """Removes both directories if they are empty.
+    """Removes the run directory and the directory of shared memory if they are empty.
 
-    Also removes a home of the run's own with all its contents, unless it is a member's.
+    Also removes `own_home`, if there is one, with all its contents, unless it is a member's.
     """
     if paths.own_home is not None and not paths.is_member:
         shutil.rmtree(paths.own_home, ignore_errors=True)

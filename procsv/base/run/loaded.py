@@ -33,7 +33,7 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     mtime_ns: int
-    digest: str = ""  # of the content; "" if the file is too large to read
+    digest: str = ""  # of the content; "" if the content was not read
 
     def is_as(self, other: File) -> bool:
         """Whether the content is the same.

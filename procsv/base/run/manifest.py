@@ -33,14 +33,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
     version: int
     step: int
-    sequence: int
+    sequence: int  # number of the snapshot; a later snapshot has a higher one
     incarnation: int  # of the trainer that had this state
     run: str
     reason: Reason
     time: float  # Unix seconds
     files: dict[str, FileSum]
     is_external: bool = msgspec.field(default=False, name="guest")  # saved by another Saver; nothing resumes from it
-    is_mixed: bool = msgspec.field(default=False, name="mixed")  # mixes neighbouring steps, as tasks went on training
+    is_mixed: bool = msgspec.field(
+        default=False, name="mixed"
+    )  # mixes neighbouring steps, because tasks trained on during the capture
 
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
     logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown

@@ -36,8 +36,9 @@ class RunPaths(msgspec.Struct, frozen=True):
     logdir: Path
     run_dir: Path
     shm_dir: Path
-    own_home: Path | None = None  # replaces `<logdir>/procsv` if another run has that; only a member's outlasts its run
-    is_member: bool = False  # of a member: its logs go to the home of the run that it belongs to
+    # Replaces `<logdir>/procsv` if another run uses that.  It is deleted at the end of the run, unless it is a member's.
+    own_home: Path | None = None
+    is_member: bool = False  # these are a member's paths; its logs go to the home of the run that it belongs to
 
     @property
     def id(self) -> str:
@@ -95,7 +96,7 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def tasks(self) -> Path:
-        """The records of the members of such a run, each in a directory named after its task."""
+        """The records of a run's members, each in a directory named after the member's task."""
         return self.home / "tasks"
 
     @property

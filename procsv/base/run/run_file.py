@@ -172,9 +172,10 @@ def write_run(path: Path, run: RunFile, durable: bool, replace: Callable[..., No
 
 
 def believed(run: RunFile, run_json: Path) -> RunFile:
-    """Returns `run`, read from `run_json`, without directories or a process that are not its own.
+    """Returns `run`, read from `run_json`, with only what may be believed (see the module).
 
-    To remove the process, it removes the boot id: the process then counts as dead.
+    If its directories are not believed, this replaces them by the logdir's own ones.  If they or
+    its process are not believed, this removes the boot id, so that the process counts as dead.
     """
     try:
         owner = run_json.stat().st_uid
@@ -182,7 +183,7 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
         return msgspec.structs.replace(run, boot="")
     home, us = run_json.parent, os.geteuid()
     if owner != us and _has_own_directories(run.paths, run_name(home), us) and _is_locked_by(run):
-        return run  # the filesystem gives our files to another user, and only we can make that lock
+        return run  # the filesystem gives our files to another user; the lock shows that the run is ours
     if not _has_own_directories(run.paths, run_name(home, owner), owner):
         own = find_paths(home.parent)
         return msgspec.structs.replace(run, boot="", run_dir=str(own.run_dir), shm_dir=str(own.shm_dir))

@@ -87,7 +87,9 @@ def _read_id(home: Path, owner: int) -> str:
 
 
 def make_id(home: Path) -> str:
-    """Returns the id of our runs in `home`, and creates both if necessary.  OSError passes through.
+    """Returns the id of our runs in `home`; creates `home` and the id if necessary.
+
+    OSError passes through.
 
     If several launches begin at the same time, one creates the id, and all get it.
     """

@@ -16,9 +16,9 @@ from procsv.base.system.data_file import read_data
 def saved_step(logdir: Path) -> int:
     """Returns the step of the checkpoint that the `checkpoint` file calls the latest.
 
-    If that checkpoint has no manifest, or another Saver saved it, returns the highest step in any
-    manifest.  NO_STEP if there is none.  It trusts these small files, because the checkpoints are
-    not verified yet.
+    If that checkpoint has no manifest, or another Saver saved it, returns the highest step of the
+    checkpoints that procsv saved; NO_STEP if there is none.  This trusts the manifests, and does
+    not verify the checkpoints.
     """
     steps = {path.name.removesuffix(MANIFEST_SUFFIX): _step_of(path) for path in logdir.glob(f"*{MANIFEST_SUFFIX}")}
     pointed = steps.get(_latest(logdir), NO_STEP)

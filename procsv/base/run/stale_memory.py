@@ -3,8 +3,8 @@
 Each runtime directory and each directory of shared memory contains `owner.json`, which names the
 logdir.  Watchdog and services share a lock on the directory itself, which also works between
 containers that share a /dev/shm.  Every launch sweeps at its start (open_run.py): it removes
-abandoned directories, but nothing that is locked.  A killed run's memory stays, because its next
-launch resumes from it.
+abandoned directories, but nothing that is locked.  A killed run's memory stays for a week, because
+the run's next launch resumes from it.
 
 A logdir counts as deleted only in the mount namespace in which it was named, and only if its
 filesystem is still mounted there.  In another container the path means something else, and a
@@ -67,8 +67,8 @@ class Logdir(Enum):
 def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
     """Whether an unlocked directory is abandoned.
 
-    A directory without an owner belongs to a launch that is just creating it, or to an older
-    procsv.  So it is abandoned only if nobody has touched it for a week (UNTOUCHED_S_MAX).
+    Any directory is abandoned if nobody has touched it for a week (UNTOUCHED_S_MAX).  Before that,
+    a directory without an owner is not, because a launch may be just creating it.
     """
     if untouched_s > UNTOUCHED_S_MAX:
         return True
@@ -195,7 +195,7 @@ def _look_at_logdir(owner: Owner, directory: Path) -> Logdir:
         return Logdir.HIDDEN
     run_id, there = directory.name.rpartition("-")[2], None
     if home.is_dir():
-        there = run_id if run_id == logdir_hash(home.parent) else find_id(home)  # the logdir is a URL, or a directory
+        there = run_id if run_id == logdir_hash(home.parent) else find_id(home)  # a URL's runs are named by a hash
     return judge_logdir(owner, mounts, run_id, there, _device(home), read_run(home / "run.json"))
 
 

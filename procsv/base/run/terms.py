@@ -40,7 +40,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     server_key: str = ""  # the coordinator's public CURVE key, in Z85
     client_secret: str = ""  # each member's key pair is derived from it
     secret: str = ""  # fingerprint of the launches' secret; "" if they have none, and the keys are stored here
-    refused: str = ""  # why there is no run
+    refused: str = ""  # why the coordinator has refused the run; "" if it has not
     exit_code: int = 0  # for the members, if the run is refused
 
     def __repr__(self) -> str:
@@ -50,8 +50,8 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 def write_term(paths: RunPaths, term: Term) -> Term:
     """Makes `term` the logdir's newest; returns it with its number.
 
-    The file is created as a whole, so nobody reads half of it, and only one of two coordinators
-    gets a number.
+    The file is created as a whole, so nobody reads half of it, and two coordinators never get the
+    same number.
     """
     directory = paths.terms
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Start programs, watch them by pidfd, and end their whole process trees.
 
-The watchdog uses it, and starts and signals processes only through it.  It never signals a bare pid
-that may have been reused.
+The watchdog starts its children through this module, and signals them only through it, with two
+exceptions: the injection of faults, and watchdog/host/processes.py, which kills the processes that
+a dead task has left.  The module never signals a bare pid that may have been reused.
 
 It also sets limits of this process.  In a run on several machines, strangers may connect to a port
 of a watchdog or of the checkpoint service.  So these two raise their descriptor limit, and give the
