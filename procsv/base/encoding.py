@@ -1,7 +1,7 @@
 """Encode and decode JSON and MessagePack, and seal important files with a checksum.
 
-Every file and message of procsv passes through here.  All damaged data raises msgspec.DecodeError;
-the caller decides what a damaged file means.
+procsv's JSON files and all its messages pass through here.  All damaged data raises
+msgspec.DecodeError; the caller decides what a damaged file means.
 
 Python represents bytes that are not UTF-8 in file names, arguments and the environment as lone
 surrogates, U+DC80 to U+DCFF.  Neither format can hold them, so each is written as the six

@@ -1,7 +1,7 @@
 """Define outcomes as plain data: how a process ended, at which step, and how far a fit has come.
 
-processes.py makes an Exit from an exit status, the watchdog's core judges it, and run.json stores
-it.
+processes.py makes an Exit from an exit status.  The watchdog's core judges the Exit, and run.json
+stores the result as a LastExit.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LastWords(msgspec.Struct, frozen=True):
     traceback: str = ""
     step: int | None = None
     permanent: bool = False  # every start would fail the same way: a missing module, a syntax error, a wrong argument
-    is_shown: bool = False  # a single message, which the trainer has printed itself
+    is_shown: bool = False  # the trainer has already printed it, as one message
     no_room: bool = False  # caused by a full disk or an exhausted quota
     lost_peer: str = ""  # the task whose end or silence caused it, if another process did
 

@@ -4,8 +4,9 @@ Plain values are numbers, text, times, standard containers and NumPy arrays.  Th
 the state of callbacks and random generators.  It is pure, and never uses pickle: a restored file
 may come from anywhere, so a file can only name the types in this module.
 
-Another thread may change a container at any time, and Python refuses to iterate over a container
-that changes.  So this module first copies each container in one step.
+Another thread may change a container at any time, and Python refuses to iterate over a dict, set
+or deque that changes.  So to check, copy or encode such a container, this module first copies it in
+one step.
 """
 
 from __future__ import annotations

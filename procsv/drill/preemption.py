@@ -49,7 +49,7 @@ class PreemptionOutcome(msgspec.Struct):
     last_step: int  # reached by the program
     saved_after: float | None  # when that checkpoint was on disk; None: before the notice, or there is none
     ended_after: float | None  # when the last process ended by itself; None: some were killed
-    exit_code: int | None
+    exit_code: int | None  # of `procsv launch`; None if it was killed
     killed: list[str] = msgspec.field(default_factory=list)  # roles still alive at the end of the grace
 
     @property
@@ -65,8 +65,8 @@ class PreemptionOutcome(msgspec.Struct):
     def margin(self) -> float | None:
         """The grace that remained when the newest state was on disk, in seconds.
 
-        If that was before the notice, the grace that remained when the run ended; None if processes
-        had to be killed.
+        If that was before the notice, or nothing is saved, this is the grace that remained when the
+        run ended; None if processes had to be killed.
         """
         done_s = self.saved_after if self.saved_after is not None else self.ended_after
         return None if done_s is None else self.grace - done_s

@@ -48,7 +48,7 @@ class Course(msgspec.Struct, frozen=True):
     target: str
     args: tuple[str, ...]
     options: tuple[str, ...]  # further options of `procsv launch`
-    rtol: float
+    rtol: float  # the relative difference up to which the variables count as close
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:

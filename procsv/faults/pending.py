@@ -1,7 +1,7 @@
 """Hold the faults that this process must inject into itself, as the message Inject says.
 
-A service's loop and the trainer's link use it. A fault that lasts some seconds arms a failpoint for
-that time. Any other fault happens at the process's next `moment`: the next call of that method.
+A service's loop and the trainer's link use it. A fault of _FAILPOINTS arms a failpoint for some
+seconds. Any other fault happens at the process's next call of `moment`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Injected:
         return self._next is not None
 
     def inject(self, body: Inject, now_s: float) -> None:
-        """Start a fault that lasts some seconds; keep any other for the next call of `moment`."""
+        """Start a fault of _FAILPOINTS; keep any other for the next call of `moment`."""
         text = _FAILPOINTS.get(body.action)
         if text is None:
             self._next = body

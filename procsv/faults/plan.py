@@ -32,7 +32,7 @@ class FaultKind(msgspec.Struct, frozen=True):
     """An action: its possible targets, and the argument that it takes."""
 
     targets: tuple[str, ...]
-    argument: Literal["", "code", "seconds", "grace", "how"] = ""
+    argument: Literal["", "code", "seconds", "grace", "how"] = ""  # "": none
     at_boundary: bool = False  # if due at a step, the trainer does it to itself: a watchdog would see the step too late
 
 
@@ -69,14 +69,15 @@ class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
     It happens `at_step`, or `after_s` from the start of the launch, or repeatedly: `every_steps`,
-    or `every_s`. With `is_random` the intervals are exponentially distributed around the mean
-    `every_s`. It happens `times` times; 0 means without end.
+    or `every_s`. The other three of these fields keep their defaults. With `is_random` the
+    intervals are exponentially distributed around the mean `every_s`. It happens `times` times; 0
+    means without end.
     """
 
     target: str  # a task, a service, watchdog or logdir
     action: Action
     number: float = 0.0  # the exit code, the seconds of stop, fill and drop, or the seconds of grace
-    how: str = ""
+    how: str = ""  # one of HOWS for the action corrupt; otherwise ""
     at_step: int = -1
     after_s: float = -1.0
     every_steps: int = 0

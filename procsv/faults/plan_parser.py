@@ -30,7 +30,7 @@ from procsv.base.errors import UserError
 from procsv.base.units import parse_duration
 from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Plan, PlannedFault, kind_of_target
 
-_SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
+_SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})  # parse_fault ignores these words
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
 _EXAMPLE = "for example 'kill trainer at step 50'"
 
@@ -97,6 +97,7 @@ def _read_clauses(words: list[str], prefix: str) -> dict[str, str]:
     return fields
 
 
+# Pattern -> the field that its group fills; for a pattern without a group, the field and its value.
 _CLAUSES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (r"with grace (\S+)", ("grace",)),
     (r"with code (\S+)", ("code",)),

@@ -185,7 +185,7 @@ class Run:
     def end(self) -> None:
         """End everything that still runs, and kill what does not end within END_S_MAX.
 
-        A failed test ends its runs this way.
+        The fixture calls this at the end of each test.
         """
         until_s = time.monotonic() + END_S_MAX
         while self.process.poll() is None and time.monotonic() < until_s:

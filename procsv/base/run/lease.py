@@ -299,8 +299,8 @@ def other_holder(file: LeaseFile, run: str) -> Lease | None:
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
     """Returns the lease of the launch that has taken the logdir from `run`; None if none has.
 
-    A launch can do so if `run` was stopped for longer than a lease lasts.  It may have ended since,
-    and released the logdir.  Then this returns what `LeaseFile.successor` makes of run.json.
+    A launch can take the logdir if `run` was stopped for longer than a lease lasts.  If that launch
+    has since ended and removed its lease, this returns what `LeaseFile.successor` makes of run.json.
     """
     lease = file.holder()
     if lease is None:

@@ -40,9 +40,8 @@ class Manifest(msgspec.Struct, frozen=True):
     time: float  # Unix seconds
     files: dict[str, FileSum]
     is_external: bool = msgspec.field(default=False, name="guest")  # saved by another Saver; nothing resumes from it
-    is_mixed: bool = msgspec.field(
-        default=False, name="mixed"
-    )  # mixes neighbouring steps, because tasks trained on during the capture
+    # Mixes neighbouring steps, because tasks trained on during the capture.
+    is_mixed: bool = msgspec.field(default=False, name="mixed")
 
     logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
     logged_s: float = 0.0  # when `logged` was read, in Unix seconds; 0: the lengths are unknown

@@ -1,7 +1,8 @@
-"""Make all changes to a disk in one place, so that a test can watch, break or replay them.
+"""Change files in one place, so that a test can watch, break or replay the changes.
 
-The checkpoint store and atomic_file.py call this module as `disk.rename(…)` and never import a
-function by name.  So if a test replaces a function here, the substitute takes effect everywhere.
+The checkpoint store, atomic_file.py and the fences of a logdir call this module as `disk.rename(…)`
+and never import a function by name.  So if a test replaces a function here, the substitute takes
+effect for all of them.
 The first part has single operations of the system; the second part combines them.  OSError passes
 through everything.  Reading does not go through here.
 """

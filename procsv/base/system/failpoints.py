@@ -6,7 +6,7 @@ The environment variable PROCSV_FAILPOINTS uses the grammar of fail-rs:
 
     name=[N*]action[(argument)][->…]   do the action N times (without N: always),
                                        then go on with the part after ->
-    name@3=…                           only in incarnation 3 of the trainer
+    name@3=…                           only in incarnation 3 of a task, and in its children
 
 Actions: off kill raise sleep await hang stop eio enospc enolck torn.  `await` waits until the file
 named by its argument exists.  `torn` is returned to the caller, which then writes only half of its

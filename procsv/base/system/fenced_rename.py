@@ -38,7 +38,7 @@ class FencedRename:
     def place(self, name: str, target: Path) -> None:
         """Moves a file from the fence's directory into place.
 
-        Does nothing if a process that was killed later has already moved it.
+        Does nothing if an earlier process moved the file before it was killed.
         """
         try:
             disk.rename(self.home / name, target)

@@ -1,7 +1,7 @@
 """Mark a process tree by an environment variable, and find the tree's processes by it.
 
-The mark is the run's id.  The watchdog sets it for the programs that it starts, and their children
-inherit it.  A later launch reads it from /proc to find orphans that have left their session by
+The mark is `RunPaths.id`, the id that all runs of a logdir have.  The watchdog sets it for the
+programs that it starts, and their children inherit it.  A later launch reads it from /proc to find orphans that have left their session by
 setsid.  The watchdog also uses it to tell which of the orphans that become its children belong to
 the run.  A process that was started with an empty environment, or that we may not inspect, has no
 mark.  A run within a run adds its mark to the outer one, so its processes belong to both trees.
@@ -29,7 +29,7 @@ def has_mark(environ: bytes, mark: str) -> bool:
 
 
 def is_of_run(environ: bytes, mark: str, *, holds_lock: bool, is_init: bool) -> bool:
-    """Whether an orphan that has become the watchdog's child belongs to the run whose id is `mark`.
+    """Whether an orphan that has become the watchdog's child belongs to the run with `mark`.
 
     `holds_lock`: the process has inherited a lock of the run.
 
