@@ -30,9 +30,9 @@ def literal_path(path: str) -> Iterator[str]:
     TensorFlow reads every path as a pattern.  So a directory such as `runs/[lr=0.1]` does not match
     its own files, and not all of TensorFlow supports escaping.  TensorFlow also rejects names that
     are not UTF-8.  This function replaces such a directory by its name in /proc, and yields any
-    other path unchanged.  A name in /proc leaves nothing behind after a kill.  TensorFlow's servers find the
-    directory, too, if they run here as the same user.  The part after the directory stays, because
-    names of checkpoints may be patterns.
+    other path unchanged.  A name in /proc leaves nothing behind after a kill.  TensorFlow's servers
+    find the directory, too, if they run here as the same user.  The part after the directory stays,
+    because names of checkpoints may be patterns.
     """
     directory, name = os.path.split(path)
     if is_remote(path) or (is_utf8(directory) and not _PATTERN & set(directory)):

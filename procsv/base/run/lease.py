@@ -300,7 +300,8 @@ def lost_to(file: LeaseFile, run: str) -> Lease | None:
     """Returns the lease of the launch that has taken the logdir from `run`; None if none has.
 
     A launch can take the logdir if `run` was stopped for longer than a lease lasts.  If that launch
-    has since ended and removed its lease, this returns what `LeaseFile.successor` makes of run.json.
+    has since ended and removed its lease, this returns what `LeaseFile.successor` makes of
+    run.json.
     """
     lease = file.holder()
     if lease is None:

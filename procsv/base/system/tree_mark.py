@@ -1,10 +1,11 @@
 """Mark a process tree by an environment variable, and find the tree's processes by it.
 
 The mark is `RunPaths.id`, the id that all runs of a logdir have.  The watchdog sets it for the
-programs that it starts, and their children inherit it.  A later launch reads it from /proc to find orphans that have left their session by
-setsid.  The watchdog also uses it to tell which of the orphans that become its children belong to
-the run.  A process that was started with an empty environment, or that we may not inspect, has no
-mark.  A run within a run adds its mark to the outer one, so its processes belong to both trees.
+programs that it starts, and their children inherit it.  A later launch reads it from /proc to find
+orphans that have left their session by setsid.  The watchdog also uses it to tell which of the
+orphans that become its children belong to the run.  A process that was started with an empty
+environment, or that we may not inspect, has no mark.  A run within a run adds its mark to the outer
+one, so its processes belong to both trees.
 """
 
 from __future__ import annotations
