@@ -6,8 +6,8 @@ parameter servers on other machines into its own slot.
 `Fetch` fetches a whole snapshot into a new slot on this machine.  It works on a thread, while the
 caller's event loop runs on.  A member's watchdog uses it
 (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py), and so does a starting
-coordinator (coordinator.py).  If a fetch fails, `Fetch.error` says why, and the
-sender's slot stays.
+coordinator (coordinator.py).  If a fetch fails, `Fetch.error` says why, and the sender's
+slot stays.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class Start(msgspec.Struct, frozen=True):
     observes: int = 0  # the pid of a program that has started its own watchdog, which only observes it; 0: none
     chief: TaskId = TRAINER  # the checkpoint service saves this task's state; other tasks may have slots, too
     cluster: dict[str, list[str]] = {}  # the addresses of a run's tasks, if it has several (procsv/base/cluster.py)
-    home: str = ""  # replaces <logdir>/procsv: of a member, or of a run without a Saver in another run's logdir
+    # Replaces <logdir>/procsv for a member, and for a run without a Saver in another run's logdir.  "": not replaced.
+    home: str = ""
     is_spread: bool = False  # the tasks are on several machines
     is_member: bool = False  # this is a member of such a run; the checkpoint service is on the coordinator's machine
     target: str = ""
@@ -73,7 +74,9 @@ class Start(msgspec.Struct, frozen=True):
     settings: LaunchSettings = LaunchSettings()
     standby_fd: int = -1  # a standby's end of its channel to the watchdog (fd_channel.py)
     is_awaited: bool = False  # for a standby: no program runs yet, and the first program waits for this standby
-    standby_without: tuple[str, ...] = ()  # must not be imported again: a standby has started over to undo that
+    # Packages that the standby must not import.  Their import failed, or imported the program's own modules, and the
+    # standby has started over in a fresh interpreter.
+    standby_without: tuple[str, ...] = ()
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0 if unknown
 
     @property
