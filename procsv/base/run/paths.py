@@ -36,7 +36,7 @@ class RunPaths(msgspec.Struct, frozen=True):
     logdir: Path
     run_dir: Path
     shm_dir: Path
-    # Replaces `<logdir>/procsv` if another run uses that.  It is deleted at the end of the run, unless it is a member's.
+    # Replaces `<logdir>/procsv` if another run uses that.  Deleted at the end of the run, unless it is a member's.
     own_home: Path | None = None
     is_member: bool = False  # these are a member's paths; its logs go to the home of the run that it belongs to
 
