@@ -80,7 +80,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 
 def _fill_in_from_files(run: RunFile, found: StatusObject) -> StatusObject:
-    """Fill in what is missing from run.json or stale in it, from the heartbeat and the slots.
+    """Replace what run.json lacks, or has only in an old version, by the heartbeat and the slots.
 
     This is for a watchdog that is alive but does not answer, for example after SIGSTOP.
     """
@@ -122,7 +122,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status.get("mirror_host"):
         saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
-    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # the program's; older watchdogs send none
+    # What the program counts as a step, and whether it restores. An older watchdog sends none.
+    habit = status.get("habit") or msgspec.to_builtins(STEPS)
     facts = {
         **_describe_state(status),
         "target": " ".join((status["target"], *status["args"])),
@@ -160,7 +161,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         again = status["next_save_in"]
         when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""
         facts["not saved"] = status["save_error"] + when
-    if (missing := status.get("ground_error")) is not None:
+    if (missing := status.get("ground_error")) is not None:  # directories, sockets or locks that somebody removed
         facts["missing"] = missing
     if status["exit_code"] is not None:
         facts["exit code"] = str(status["exit_code"])

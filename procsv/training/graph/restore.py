@@ -148,7 +148,7 @@ class GraphChanged(UserError):
     """The graph differs from the saved state. Another start cannot fix that."""
 
     def __init__(self, text: str) -> None:
-        super(UserError, self).__init__(None, None, text)
+        super(UserError, self).__init__(None, None, text)  # for an OpError: no node and no op
         self.exit_code = exit_codes.GAVE_UP
 
 
@@ -222,7 +222,7 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
         raise KeysMissing(_error_text(path, changes)) if changes.missing else KeysDiffer(_error_text(path, changes))
     try:
         saver.restore(session, path)
-    except tf.errors.NotFoundError as error:  # TensorFlow may find missing keys by the checkpoint's object graph
+    except tf.errors.NotFoundError as error:  # only now: TensorFlow may find a key under its name in the object graph
         if not changes:
             raise
         raise KeysMissing(_error_text(path, changes)) from error

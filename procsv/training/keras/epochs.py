@@ -18,7 +18,7 @@ from procsv.training.keras.private import ENUMERATES, EpochIterator
 
 # Whether iterators are kept from one epoch to the next. Until Keras 3.6 that was so only with steps_per_epoch.
 KEEPS_ITERATORS = ENUMERATES == "_enumerate_iterator"
-Wrapped = Callable[[Callable[[], None]], None]  # gets an epoch hook of a PyDataset, and calls it
+Wrapped = Callable[[Callable[[], None]], None]  # calls an epoch hook of a PyDataset, which is its argument
 
 
 def _has_last_batch() -> bool:
@@ -142,7 +142,10 @@ class Epochs:
             begin()
 
     def last_batch_of(self, batch: int) -> int:
-        """Return the last batch of the training function's call that Keras reports as `batch`."""
+        """Return the last batch of a call of the training function. Keras reports the call as `batch`.
+
+        That is the call's last batch, or in older versions its first.
+        """
         if HAS_LAST_BATCH or not (KEEPS_ITERATORS or self.batches_in_epoch):
             return batch
         return batch + self.steps_per_execution - 1
@@ -160,12 +163,12 @@ class Epochs:
         self.keras_iterator.data_adapter.on_epoch_end()
 
     def _as_from_3_7(self, first: int, current: Any) -> Iterator[Any]:
-        """Enumerate as Keras 3.7 does: an iterator outlives its epoch, even if the next epoch makes
-        another one.
+        """Enumerate as Keras 3.7 does: if the number of batches is known, an iterator stays after its
+        epoch, until the next epoch begins with it or makes another one.
         """
         size = self.steps_per_execution
         self.set_place(current_iterator=current)
-        if first == 0 and self.steps_per_epoch is None:  # between two epochs: the last iterator is no longer used
+        if first == 0 and self.steps_per_epoch is None:  # an epoch begins, and does not use the previous one's iterator
             current = iter(self.dataset)
             self.set_place(current_iterator=current, steps_seen=0)
         steps_per_epoch = self.steps_per_epoch or self.num_batches or -1
@@ -295,8 +298,8 @@ def functions_of(dataset: Any) -> list[Any]:
 
 
 def captured_variables(dataset: Any) -> list[Any]:
-    """Return the small variables that a pipeline's functions use. Keras' random layers count in
-    such variables.
+    """Return the small variables that a pipeline's functions use. Keras' random layers keep the
+    counters of their seeds in such variables.
 
     Every snapshot holds them. Larger variables are left out: most are tables that the functions
     only read, such as the weights of an embedding.

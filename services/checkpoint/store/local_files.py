@@ -1,11 +1,11 @@
 """Keep checkpoints in an ordinary directory. For a URL, remote/url_files.py does the same.
 
-The store uses this module. It finishes interrupted commits and deletions before it reads or saves
-anything. commit.py defines the order of a save's writes.
+The store uses this module, which finishes interrupted commits and deletions before it reads or
+saves anything. commit.py defines the order of a save's writes.
 
 This module also *adopts* the checkpoints of other writers, after scan.py has verified them: it
-gives each a manifest and its place on the list. It deletes only what the supervised Saver's
-settings say to delete.
+gives each a manifest and its place on the list. It deletes only what the settings of the
+*supervised* Saver, the one that the session uses, say to delete.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LocalFiles:
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
                         disk.unlink_if_there(leftover)
             listing = list_checkpoints(plan)
-            # Leave listed checkpoints alone, so that a search still reports what is wrong with them.
+            # A listed checkpoint that lacks a file was not deleted by us. Leave it to a search, which reports it.
             finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
         self._rotation.adopt_list(plan, listing)
@@ -169,7 +169,7 @@ class LocalFiles:
         try:
             self._undeleted = area.commit(directory, intent)
         except Exception:
-            self._staging_areas.recover_again(area)  # the undo may have failed
+            self._staging_areas.recover_again(area)  # the commit undoes itself after an exception, which may fail, too
             raise
         if not area.is_empty():
             self._staging_areas.recover_again(area)
@@ -191,8 +191,8 @@ class LocalFiles:
         next save repairs the list.
 
         `own`: the supervised Saver has saved it. The trainer reports this only after the save has
-        ended. So if `own` is False and a Saver holds the lock, the owner is still unknown, and the
-        adoption waits.
+        ended. A supervised Saver holds the checkpoint lock while it saves. So if `own` is False and
+        the lock is held, the owner is still unknown, and the adoption waits.
         """
         self.check_lease()
         self._prepare(plan)

@@ -101,7 +101,7 @@ BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED,
 
 
 class Ending:
-    """Decide when and how the run ends. Until then, the public attributes are empty."""
+    """Decide when and how the run ends. Until its end begins, the public attributes are empty."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster, self._grace_s = roster, roster.settings.launch.grace_s
@@ -195,8 +195,8 @@ class Ending:
     def _nothing_to_save(self, lost: TaskId) -> frozenset[TaskId]:
         """Return the tasks to kill at once before all tasks restart: they have nothing to save.
 
-        If the chief cannot end its step without `lost`, these are all tasks. Otherwise they are all
-        tasks but the chief and the servers.
+        Usually these are all tasks but the chief and the servers. If the chief cannot end its step
+        without `lost`, they are all tasks: the chief's newest snapshot is all that it could save.
         """
         tasks, chief = self._roster.tasks, self._roster.chief.task
         is_stuck = lost.role == PS or lost in self._roster.gang.members
