@@ -44,8 +44,8 @@ RENEW_S = 5.0  # how often the holder rewrites the lease
 LEASE_BYTES_MAX = 2**16
 FENCE = ".pen."  # name of a fence's directory, followed by the run
 # How often to try one change.  A try fails if another launch, which wants the logdir, removes our fence after we have
-# checked the lease.  If our renewal has replaced that launch's lease in the meantime, that launch gives way, and our next
-# try succeeds.  So all tries fail only if one new launch after another removes our fence.
+# checked the lease.  If our renewal has replaced that launch's lease in the meantime, that launch gives way, and our
+# next try succeeds.  So all tries fail only if one new launch after another removes our fence.
 TRIES_MAX = 3
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds

@@ -22,7 +22,7 @@ from procsv.training.eager import private
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import CheckpointEntry, StateSpec
 
-READ_MAX = 100  # variables in one call
+READ_MAX = 100  # variables that state.py reads by one call of TensorFlow
 
 
 class CannotCapture(Exception):
@@ -51,7 +51,7 @@ class PerReplica(msgspec.Struct, frozen=True):
     dtype: str
     first: int  # number of the first replica in `variables`
     variables: tuple[Any, ...]  # one for each replica from `first` on
-    numbers: range  # numbers of the values of `variables`, after those of all tracked values
+    numbers: range  # the values' numbers in a snapshot: after all tracked values and the object graph
     like: int | None  # number of the first replica's value, if TensorFlow saves this one; None: it saves a combination
 
     @property
@@ -84,8 +84,9 @@ class ObjectGraph:
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
         self.per_replica = list(self._list_per_replica())
-        # `apart`: keys of the variables whose values may differ between tasks. `own`: entries with the value of this
-        # task alone. `others`: numbers of the entries that are not in variables.
+        # `apart`: keys of the variables whose values may differ between tasks, to warn of. `own`: entries whose value
+        # procsv has to give to this task's replicas after a restore. `others`: numbers of the entries that are not in
+        # variables.
         of_many = [item for item in self.tracked if private.is_of_many_tasks(_saved(item.owner))]
         in_optimizers = private.variables_of_optimizers([node for node, _ in self._nodes]) if of_many else frozenset()
         self.apart = [item.key for item in of_many if private.is_apart(_saved(item.owner), in_optimizers)]
@@ -169,12 +170,12 @@ class ObjectGraph:
         """
         values = dict[int, Any]()
         for numbers, serialize in self._serializers:
-            is_own = private.exports_copies(self.tracked[numbers[0]].owner)
+            is_copy = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
                 array = value if isinstance(value, np.ndarray) else array_of(value)
                 # An array of Python objects holds `bytes`, which cannot change. Any other array may be the owner's own
                 # memory, which changes at the next step. So it is copied, unless the owner has returned a copy.
-                values[number] = array if is_own or array.dtype == object else np.array(array)
+                values[number] = array if is_copy or array.dtype == object else np.array(array)
         return values
 
     def graph_array(self) -> Any:
@@ -205,7 +206,7 @@ def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
     Raise CannotCapture if only TensorFlow can read them.
     """
     owner = items[0].owner
-    if hasattr(owner, "capture_late"):  # one of ours: its bytes are made off the training thread
+    if hasattr(owner, "capture_late"):  # an object of procsv's. It returns at once, and its bytes are made later
         return lambda: [owner.capture_late()]
     serialize = getattr(owner, "_serialize_to_tensors", None)
     # `owner` is TensorFlow's wrapper for an object that is saved in the older way. If a spec holds a value and not a

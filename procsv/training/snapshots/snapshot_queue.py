@@ -49,7 +49,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True):
     want: Want = ""  # why the service saves it immediately; "" (the cadence's): the service chooses when to save
     pinned: bool = False  # this very state becomes a checkpoint
     until: SnapshotState = SnapshotState.REQUESTED  # the caller waits for this state and gets failures on the way to it
-    reuses: bool = False  # a capture since the last call ended will do: the state is still the same
+    reuses: bool = False  # an earlier capture will do if no call of the session has ended since: the state is the same
     for_stop: bool = False  # the program is to end; the exact reason is known only at the capture
 
 
@@ -135,7 +135,7 @@ class SnapshotQueue(msgspec.Struct):
         return Work.SLEEP
 
     def wakes_s(self, now_s: float) -> float | None:
-        """When the worker must act even if nothing happens; None if never."""
+        """When the worker must call `next_work` again even if nothing happens; None if never."""
         times = [record.due_s if record.due_s > now_s else record.capture_s for record in self._free()]
         times += [self._spaced_s] if self._spaced_s is not None else []
         return min([*times, self.check_s] if self.check_s < math.inf else times, default=None)
@@ -239,7 +239,7 @@ class SnapshotQueue(msgspec.Struct):
             self._spaced_s = None if self._spaced_s is None else now_s
 
     def check_memory_soon(self, now_s: float) -> None:
-        """Has the memory checked soon: it may be gone."""
+        """Makes the worker check at once whether the snapshot memory is still there."""
         self.check_s = min(self.check_s, now_s) if self.check_s < math.inf else math.inf
 
     @staticmethod

@@ -51,7 +51,9 @@ from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_until_heard
 
 LOOK_S = 0.2  # between two checks for a signal, while waiting for launches
-OUTLIVE_S = 0.5  # between two checks for a stale refusal; members believe one only later (REFUSAL_S in joining.py)
+# How often to look for a refusal that a second coordinator has published over our term. A member obeys a refusal only
+# once it has stood for longer than this (REFUSAL_S in joining.py).
+OUTLIVE_S = 0.5
 SAID_AFTER_S = 5.0  # when to report which launches are missing
 REPLACED = "a newer launch with the same task has joined the run and replaces this one"
 REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
@@ -88,7 +90,9 @@ class Forming:
         if self._is_at_address:
             return
         other = lost_term(self._start.paths, self._placement.scheduler)
-        if other is not None and self._placement.kind == "tf-config":  # other kinds get a new identity at each start
+        if other is not None and self._placement.kind == "tf-config":
+            # Only a TF_CONFIG has the same identity at each start, so only here does another identity mean another
+            # cluster.
             where = printable(next(iter(other.hosts), "another machine"))
             self._other_cluster = (
                 f". The coordinator of another cluster, on {where}, was lost from this logdir: launches that have the TF_CONFIG "

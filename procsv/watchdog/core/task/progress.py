@@ -33,7 +33,7 @@ class TaskProgress:
         self.resumed_step = NO_STEP  # of the state that the running attempt resumed from, if known
         self.suspected_step = NO_STEP  # the next attempt must resume from an older state than this, if there is one
         self.avoided_step = NO_STEP  # the suspected_step that the running attempt was started with
-        # The step at which the unfinished training began, and the step on disk.
+        # The step at which this training began, perhaps in an earlier launch, and the step on disk.
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
@@ -90,10 +90,10 @@ class TaskProgress:
         return max(0, self.own_step - max(self.resume_step, 0))
 
     def unsaved_s(self, now_s: float) -> float | None:
-        """Return the seconds of training since the last save, if the program's steps are its saves.
+        """Return the seconds of training since the last save, if each save counts as a step.
 
-        A program without a step counter has this habit (SaveHabit). None otherwise, because steps
-        measure the loss then.
+        That is so in a program without a step counter (SaveHabit). None in other programs, whose
+        steps measure the loss.
         """
         return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
 
@@ -183,8 +183,8 @@ class ModelProgress(msgspec.Struct):
     def see(self, step: int) -> None:
         """Note a new step of a task.
 
-        Do not call this again for the same step: that step may be older than the last restore of
-        the model.
+        Do not call this again while the task's heartbeat shows the same step: the model may have
+        been restored since, to an earlier step.
         """
         self.step = max(self.step, step)
 
@@ -222,7 +222,8 @@ class SnapshotRecord(msgspec.Struct):
     def see_memory(self, step: int, trained_step: int) -> None:
         """Note the newest snapshot in memory. `trained_step`: the newest step of the trainer."""
         self.memory_step = step
-        if step <= trained_step:  # otherwise an earlier trainer took it, and the running one did not resume from it
+        # A snapshot that is ahead of the running trainer is from an earlier one, whose state this trainer did not get.
+        if step <= trained_step:
             self.taken_step = max(self.taken_step, step)
 
     def recovered(self) -> None:

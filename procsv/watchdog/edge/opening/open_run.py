@@ -89,7 +89,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
         _clear_what_is_dead(paths, lock, before)
         refuse_if_adopted(paths)
         root = root_of(paths.logdir)
-        # If another run has adopted this logdir, that run is the one to resume or not.
+        # `judge` decides whether the launch may resume. If another run has adopted this logdir, it judges that run.
         if (known := before if root is None else find_run_in(find_paths(root))) is not None:
             request.judge(known)
         memory.hold(request.wait, alone=True)
@@ -141,7 +141,7 @@ def _take_over(opened: OpenedRun, before: RunFile) -> None:
 def _find_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
     """Return the previous run; None if there was none. LogdirLocked if that run is alive.
 
-    Its runtime directories may not be ours, so our lock alone does not show that.
+    Our lock alone does not prove that it is dead: it may use another runtime directory than ours.
     """
     if (holder := find_claim(paths)) is not None:
         raise used_here(paths, holder.pid, holder.since, holder.what)
@@ -197,7 +197,9 @@ def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
     """Mark our directories as ours, and remove directories that other runs have abandoned."""
     owner = make_owner(paths)
     if not owner.is_kept:
-        remove_shm_files(paths)  # a killed launch fetched them for its task; the originals are on other machines
+        # The next launch does not need this memory: a killed member's launch fetched it, and the originals are on other
+        # machines.
+        remove_shm_files(paths)
     for held in places:
         held.claim(owner)
     sweep_beside(paths, clock.wall())
@@ -253,7 +255,7 @@ def remove_run(paths: RunPaths, opened: OpenedRun, keep_memory: bool) -> None:
     if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
     if not keep_memory and not paths.is_member:
-        remove_staged(paths.home)  # a staged file remains if its step was already on disk, so that nobody saved it
+        remove_staged(paths.home)  # what is still staged was not saved, because its step was already on disk
     _clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.release_lock()
