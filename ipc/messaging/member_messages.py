@@ -346,9 +346,9 @@ class MemberNotice(Message, frozen=True):
 
     contract = Contract(MEMBER, WATCHDOG)
 
-    source: str
-    now: bool
-    is_notice: bool
+    source: str  # name of the signal
+    now: bool  # end at once; a second signal to end asks for this
+    is_notice: bool  # True: a preemption notice; False: a signal to end
 
 
 class MemberBeat(Message, frozen=True):

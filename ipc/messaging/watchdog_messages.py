@@ -59,10 +59,10 @@ class FirstStepDone(Message, frozen=True):
 
     contract = Contract(PROGRAM, WATCHDOG)
 
-    restored_step: int
-    source: Source
-    origin: str
-    step: int
+    restored_step: int  # the step from which training resumed
+    source: Source  # where the state came from
+    origin: str  # the slot or checkpoint of this state; "" if there is none
+    step: int  # the step that has ended
     ended_s: float
     steps_total: int = -1  # the step at which the program will end; -1 if unknown
     habit: SaveHabit = STEPS
