@@ -149,7 +149,7 @@ def port_from_environment() -> int:
 def told_state_port() -> int:
     """Returns the port for fetching snapshots: one above the coordinator's port.
 
-    0, for any port, if the environment does not set the coordinator's port.
+    0, for any port, if the environment does not set the coordinator's port, or sets the highest one.
     """
     port = port_from_environment()
     return port + 1 if 0 < port < 65535 else 0

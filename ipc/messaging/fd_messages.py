@@ -1,4 +1,4 @@
-"""Define the messages with open files that fd_channel.py carries.
+"""Define the messages that fd_channel.py carries.  Some come with open files.
 
 They are plain data.  They pass between a watchdog and its standby, and between a program and the
 watchdog that it has started itself.

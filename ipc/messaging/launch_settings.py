@@ -30,9 +30,9 @@ class Range(msgspec.Struct, frozen=True):
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings, with durations in seconds and sizes in bytes.
 
-    The defaults are the same as the options', except for `standby`.  Three settings have no option:
-    hang_abort_s, hang_kill_s and session_s.  With workers, ps or evaluators, the run has several
-    tasks.
+    The defaults are the same as the options', except for `standby`.  Four settings have no option:
+    hang_abort_s, hang_kill_s, session_s and misplaced.  With workers, ps or evaluators, the run has
+    several tasks.
     """
 
     resume: bool = False  # run the program of a complete run again

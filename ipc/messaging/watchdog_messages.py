@@ -51,9 +51,9 @@ class Finish(Message, frozen=True):
 
 # -- trainer -> watchdog -----------------------------------------------------------------------------------
 class FirstStepDone(Message, frozen=True):
-    """Says that the first step after the start has ended.
+    """Says that the first step after the start, or after a lost session, has ended.
 
-    The journal then has the event `ready`.  `ended_s` is the monotonic time at which the step
+    After a start, the journal then has the event `ready`.  `ended_s` is the monotonic time at which the step
     ended, comparable within one boot.
     """
 
@@ -61,7 +61,7 @@ class FirstStepDone(Message, frozen=True):
 
     restored_step: int  # the step from which training resumed
     source: Source  # where the state came from
-    origin: str  # the slot or checkpoint of this state; "" if there is none
+    origin: str  # the slot or checkpoint of this state; "" if there is none, or the program restored its own
     step: int  # the step that has ended
     ended_s: float
     steps_total: int = -1  # the step at which the program will end; -1 if unknown

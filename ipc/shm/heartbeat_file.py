@@ -188,7 +188,7 @@ class HeartbeatReader:
     def read_heartbeat(self) -> Heartbeat | None:
         """Returns the newest whole beat that could be read; None if there was none yet.
 
-        If the writer is in the middle of a write, or was killed there, this is the previous beat.
+        If the writer was killed during a write, this is the last beat that this reader has read.
         """
         self._open_file()
         for _ in range(_READ_TRIES_MAX):
