@@ -118,12 +118,10 @@ class EventFiles:
             for path in sorted(directory.iterdir()):
                 if (named := EVENT_FILE.fullmatch(path.name)) is None or path.is_symlink() or path.name in self._own:
                     continue
+                created_s, pid = int(named[1]), int(named[2])
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
-                elif (
-                    _is_newer(int(named[1]), read_s, len(sizes))
-                    and later.get(int(named[2]), math.inf) < int(named[1]) + 1
-                ):
+                elif _is_newer(created_s, read_s, len(sizes)) and later.get(pid, math.inf) < created_s + 1:
                     # The file has the pid of the attempt that saved the state, or of a later one, and is no older than
                     # that attempt. A kill here leaves some of these files, and the next attempt removes them.
                     path.unlink(missing_ok=True)

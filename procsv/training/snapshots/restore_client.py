@@ -61,10 +61,9 @@ def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
 def number_from_newest(runtime: Runtime) -> None:
     """Makes the program's snapshot numbers start after all known ones.
 
-    If the program has restored a state, the numbers are known, and this does nothing.  Without
-    known numbers, the service would take the first snapshots for older ones than those of an
-    earlier attempt, and would not save them.  If the service does not answer,
-    the program trains anyway.
+    If the program has restored a state, the numbers are known, and this does nothing.  Numbers that
+    start at 1 again would look older to the service than an earlier attempt's snapshots, and it
+    would not save the new ones.  If the service does not answer, the program trains anyway.
     """
     if runtime.numbers.is_known:
         return

@@ -273,7 +273,7 @@ class Core:
         """Pass a signal on to the programs on this machine that handle it.
 
         Launches on other machines do the same there. If no program here handles the signal, it has
-        its default meaning: it stops the run, or the user is told that it is ignored.
+        its default meaning: it stops the run, or a message says that it is ignored.
         """
         own = [task for name, task in self.tasks.items() if task.pid and name not in self.settings.hosts]
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]

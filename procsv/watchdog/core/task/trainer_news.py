@@ -117,7 +117,7 @@ class TrainerWatch:
     record: AttemptRecord
     observes: bool
     _stalled_s: float = 0.0  # how long an observed program had made no progress when it went on
-    _is_suspected: bool = False  # the user was told that the program does nothing at all; this is told once
+    _is_suspected: bool = False  # a message has said that the program does nothing at all; it comes once
 
     def watch_trainer(
         self,
